@@ -24,8 +24,7 @@ from jaxgru.lm import evaluation  # noqa: E402
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.lm.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.lm.model import init  # noqa: E402
-from jaxgru.lm.runs.checkpoints import restore, save  # noqa: E402
-from jaxgru.lm.runs.orbax import open_checkpoints  # noqa: E402
+from jaxgru.lm.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.lm.sampling import generate  # noqa: E402
 from jaxgru.lm.training import (  # noqa: E402
     Progress,

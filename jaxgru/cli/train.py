@@ -10,8 +10,8 @@ from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
+from jaxgru.lm.runs.checkpoints import silence_orbax
 from jaxgru.lm.runs.initial import config_from
-from jaxgru.lm.runs.orbax import silence_orbax
 from jaxgru.parallel import processes
 from jaxgru.parallel.hardware import keep_freed_memory
 

@@ -23,7 +23,7 @@ from conftest import slow
 from trainers import NO_HARM, Ended, Harm, start_server, train
 
 import jaxgru
-from jaxgru.lm.runs import checkpoints, folders, orbax
+from jaxgru.lm.runs import checkpoints, folders
 
 OPTIONS = {
     "model.embedding_dim": 4,
@@ -65,7 +65,7 @@ class Lab:
 def result_of(runs: Path) -> dict[str, Any]:
     """All that a run leaves, but for its times; every array as bytes."""
     run = folders.find_run(runs / "tiny")
-    with orbax.open_checkpoints(run) as manager:
+    with checkpoints.open_checkpoints(run) as manager:
         state, best, _ = checkpoints.restore(manager, run, folders.load_run_config(run))
     state = state.replace(key=jax.random.key_data(state.key))
     epochs = [jaxgru.lm.load(path)[0] for path in sorted((run / "epochs").iterdir())]

@@ -4,14 +4,25 @@ A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameter
 done, and as JSON `progress` and `made_with`: everything else that decides the numbers, which must
 be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
 streams' carry. If `params` is a moving average, it also has the parameters that are trained.
-`orbax.py` says how they are stored.
+
+Orbax stores arrays flat, by their path in the tree, so that they can be read without this library.
+It writes a temporary folder and renames it, so a checkpoint is complete or absent. Then
+`checksums.json` is added, the SHA-256 of every file, because Orbax does not notice a flipped bit of
+a weight. (A checkpoint without it comes from a process that was killed at that moment; it is used
+if it can be read.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,28 +32,29 @@ from jax.sharding import Mesh
 from jaxgru.errors import needs, shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.files import reason
-from jaxgru.lm.model import Params, init
+from jaxgru.lm.files import file_hash, hashes, write_text
+from jaxgru.lm.model import Params, flatten, init, unflatten
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_run_config, saved_steps
-from jaxgru.lm.runs.orbax import (
-    CHECKSUMS,
-    BrokenCheckpoint,
-    Checkpoint,
-    CheckpointManager,
-    open_checkpoints,
-)
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
 from jaxgru.parallel.processes import is_first
 
 with needs("train"):
     import msgspec
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint import CheckpointManager
 
+ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the items
+CHECKSUMS = "checksums.json"
 JAX_SETTINGS = (
     *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
     "jax_default_matmul_precision",
 )
 
 T = TypeVar("T")
+
+
+class BrokenCheckpoint(RunError):
+    """A checkpoint that cannot be read."""
 
 
 def load_folder(
@@ -210,10 +222,8 @@ def _read_newest(
             fault = checkpoint.damage()
             if fault is None:
                 return read(checkpoint), step, broken
-        except OSError as error:
-            raise RunError(f"{checkpoint} cannot be read: {reason(error)}.") from error
         except BrokenCheckpoint as error:
-            if checkpoint.has(CHECKSUMS):  # its files are intact, so an older one would not help
+            if checkpoint.has_checksums:  # its files are intact, so an older one would not help
                 raise
             fault = str(error)
         if saved_steps(run) != steps:
@@ -234,3 +244,120 @@ def _storable(state: TrainState) -> TrainState:
 def _without_evaluated(state: TrainState) -> TrainState:
     """Return the state without its evaluated parameters, which are the item `params`."""
     return dataclasses.replace(state, **{"params" if state.ema is None else "ema": None})
+
+
+def silence_orbax() -> Callable[[], Any]:
+    """Silence Orbax's logging, so that a failure is reported once, by its exception.
+
+    Returns a function that restores the logging.
+    """
+    _ignore_late_errors()
+    loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    return lambda: [logger.setLevel(level) for logger, level in zip(loggers, levels, strict=True)]
+
+
+@functools.cache
+def _ignore_late_errors() -> None:
+    """Ignore what TensorStore's threads raise after a failed read or write, maybe long after it."""
+    hook = sys.unraisablehook
+    known = "Event loop is closed", "Encountered error while reading array index"
+
+    def quiet(unraisable: Any) -> None:
+        if not any(text in str(unraisable.exc_value) for text in known):
+            hook(unraisable)
+
+    sys.unraisablehook = quiet
+
+
+@contextlib.contextmanager
+def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
+    """Open a run's checkpoints, of which Orbax keeps the newest two."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(silence_orbax())
+        manager = ocp.CheckpointManager(
+            (run / "checkpoints").resolve(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=2,
+                enable_async_checkpointing=False,
+                lightweight_initialize=True,  # read nothing before the checksums are compared
+            ),
+            item_handlers={name: ocp.StandardCheckpointHandler() for name in ARRAYS}
+            | {name: ocp.JsonCheckpointHandler() for name in JSON},
+        )
+        yield stack.enter_context(manager)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of one step; printed as "checkpoint FOLDER"."""
+
+    manager: CheckpointManager
+    step: int
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, `checkpoints/<step>`."""
+        return Path(self.manager.directory) / str(self.step)
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.folder}"
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it has checksums."""
+        return (self.folder / CHECKSUMS).exists()
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Write these items, trees of arrays or what JSON can hold, and then the checksums."""
+        arguments = {
+            name: ocp.args.StandardSave(flatten(value)) if name in ARRAYS
+            else ocp.args.JsonSave(value)
+            for name, value in values.items()
+        }  # fmt: skip
+        self.manager.save(self.step, args=ocp.args.Composite(**arguments))
+        if is_first():
+            write_text(self.folder / CHECKSUMS, json.dumps(hashes(self.folder), indent=1))
+
+    def damage(self) -> str | None:
+        """Return what the checksums say is wrong; None: nothing, or it has none."""
+        if not self.has_checksums:
+            return None
+        name = CHECKSUMS
+        try:
+            for name, expected in json.loads((self.folder / CHECKSUMS).read_bytes()).items():
+                if file_hash(self.folder / name) != expected:
+                    return f"{name} differs from what was written"
+        except (FileNotFoundError, ValueError):
+            return f"{name} is missing or damaged"
+        return None
+
+    def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return items in the form of these trees, on their leaves' shardings or the default one.
+
+        likes: for each item a tree of arrays or shapes; None: it is JSON.
+
+        Raises:
+          BrokenCheckpoint: an item is missing, damaged, or of other shapes.
+        """
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+        def target(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
+
+        arguments = {
+            item: ocp.args.JsonRestore() if like is None
+            else ocp.args.StandardRestore(jax.tree.map(target, flatten(like)))
+            for item, like in likes.items()
+        }  # fmt: skip
+        try:
+            found = self.manager.restore(self.step, args=ocp.args.Composite(**arguments))
+            return {
+                item: found[item] if like is None else unflatten(like, found[item])
+                for item, like in likes.items()
+            }
+        except Exception as error:  # whatever missing or damaged files make Orbax raise
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BrokenCheckpoint(f"{self} cannot be read ({what}).") from error

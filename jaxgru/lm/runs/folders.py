@@ -27,10 +27,9 @@ import tomli_w
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import check_writable, locked, reason, write_text
+from jaxgru.lm.files import locked, reason, write_text
 from jaxgru.parallel.processes import is_first
 
-EPOCHS_FOLDER = "epochs"  # the folder of the models that `training.keep_epochs` keeps
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in TensorStore's messages
 
@@ -55,18 +54,13 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
     Raises:
       RunError: the folder cannot be written.
     """
-    family = root / config.name
-    latest, run = family / "latest", None
-    if latest.is_dir() and not latest.is_symlink():
-        raise RunError(
-            f"{latest} should be a link to the newest version; rename or delete what is there."
-        )
+    family, run = root / config.name, None
     try:
         run = _next_version(family)
+        _point(family)
         save_tokenizer(tokenizer, run)
         save_info(run, info)
         save_config(run, config)  # last: with it, the folder is a run's
-        _point(family)
     except BaseException as error:
         if run is not None:
             discard_empty(run)
@@ -91,11 +85,8 @@ def load_info(run: Path) -> RunInfo:
     path = run / "run.json"
     try:
         return RunInfo(**json.loads(path.read_bytes()))
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError) as error:
-        names = ", ".join(field.name for field in dataclasses.fields(RunInfo))
-        raise RunError(f"{path} is damaged; it must be a JSON object of {names}.") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be read: {error}.") from error
 
 
 def _check_path(run: Path) -> None:
@@ -110,10 +101,7 @@ def _check_path(run: Path) -> None:
 def saved_steps(run: Path) -> list[int]:
     """Return the steps of which a run has checkpoints, whole or not, in order."""
     paths = (run / "checkpoints").glob("[0-9]*")
-    return sorted(
-        int(path.name) for path in paths if re.fullmatch("0|[1-9][0-9]*", path.name)
-        and path.is_dir()
-    )  # fmt: skip
+    return sorted(int(path.name) for path in paths if path.name.isdecimal())
 
 
 def discard_empty(run: Path) -> bool:
@@ -130,34 +118,21 @@ def discard_empty(run: Path) -> bool:
         time.sleep(0.1)
     with contextlib.suppress(OSError):
         _point(run.parent)
-        if not versions(run.parent):
-            run.parent.rmdir()  # fails where it holds anything else
+        run.parent.rmdir()  # fails where it holds anything else
     return not run.exists()
 
 
 def _point(family: Path) -> None:
-    """Point `latest` at the newest version, even while other processes create and delete versions.
-
-    A version gets its config before it is linked, and whoever changes the link looks again, so the
-    last process to change it sees what is there. Where there is no version, the link is deleted.
-    """
-    latest, linked = family / "latest", ""
-    while linked != (newest := _newest_usable(family)):
-        if newest is None:
-            latest.unlink(missing_ok=True)
-        else:
-            link = latest.with_name(f".latest.{secrets.token_hex(4)}")
-            link.symlink_to(newest)
-            try:
-                os.replace(link, latest)
-            except FileNotFoundError:  # `claim` took it for a killed process's
-                continue
-        linked = newest
-
-
-def _newest_usable(family: Path) -> str | None:
-    names = (run.name for run in versions(family) if (run / "config.toml").is_file())
-    return next(names, None)
+    """Point `latest` at the newest version; where there is none, delete it."""
+    latest, newest = family / "latest", versions(family)[:1]
+    if newest:
+        link = latest.with_name(f".latest.{secrets.token_hex(4)}")
+        link.symlink_to(newest[0].name)
+        os.replace(link, latest)
+    else:
+        latest.unlink(missing_ok=True)
+    if versions(family)[:1] != newest:  # another process has created or deleted one
+        _point(family)
 
 
 def _next_version(family: Path) -> Path:
@@ -194,17 +169,10 @@ def find_run(path: str | Path) -> Path:
     for run in (path, *versions(path)):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
             return run.resolve()
-    if os.path.isfile(path):
-        raise RunError(f"{path} is a file; a run is a folder.")
     raise RunError(
         f"there is no run in {path}: neither it nor a version in it (v1, v2, …) contains a "
         "config.toml."
     )
-
-
-def from_here(run: Path) -> Path:
-    """Return a run's path relative to the working folder, if the run is below it."""
-    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
 
 
 def load_run_config(run: Path) -> Config:
@@ -215,40 +183,24 @@ def load_run_config(run: Path) -> Config:
         raise RunError(f"the run {run} cannot be used: {error}") from error
 
 
-def check_in_place(run: Path) -> None:
-    """Raise RunError where a run has been moved or deleted while it is trained."""
-    if not (run / "config.toml").exists():
-        raise RunError(
-            f"the run {run} was moved or deleted while it was trained, so nothing more is written; "
-            "its checkpoints are intact, and it can be resumed from where it is now."
-        )
-
-
 @contextlib.contextmanager
 def claim(run: Path) -> Iterator[None]:
-    """Lock a run for training, delete what killed processes have left, and mend `latest`.
+    """Lock a run for training, and delete what killed processes have left.
 
     Raises:
       RunError: another process holds the lock, Orbax cannot use the run's path, or a file cannot be
         written, now or inside the context; then the message names the last checkpoint.
     """
     if not is_first():
-        yield  # of several processes that train one run, the first locks it for all
+        yield  # the first process locks it for all
         return
     _check_path(run)
     try:
-        for folder in (run, run / "checkpoints"):
-            if folder.is_dir():
-                check_writable(folder)
         with locked(run / LOCK) as is_ours:
             if not is_ours:
                 raise RunError(f"the run {run} is being trained by another process.")
             for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path)
-            if run in versions(run.parent) and not (run.parent / "latest").exists():
-                for link in run.parent.glob(".latest.*"):
-                    link.unlink(missing_ok=True)
-                _point(run.parent)
             yield
     except UserError:
         raise
@@ -257,10 +209,8 @@ def claim(run: Path) -> Iterator[None]:
             raise
         left = "no checkpoint was saved yet."
         if steps := saved_steps(run):
-            left = (
-                f"the checkpoint of step {steps[-1]} is intact; once that is solved, resume with: "
-                f"jaxgru train --resume {run}"
-            )
+            resume = f"jaxgru train --resume {run}"
+            left = f"the checkpoint of step {steps[-1]} is intact; once that is solved: {resume}"
         raise RunError(f"the run {run} cannot be written: {reason(of_system)}; {left}") from error
 
 

@@ -1,7 +1,7 @@
 """Start a run from the weights of another model: `jaxgru train --init MODEL`.
 
-MODEL is the name of a pretrained model, a run folder, or a .safetensors file. It gives the weights;
-the step, the optimizer and the keys are those of any new run.
+MODEL is what `jaxgru.lm.load` takes. It gives the weights; the step, the optimizer and the keys are
+those of any new run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from jaxgru.errors import UserError, counted
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.formats.safetensors import load_safetensors_config
-from jaxgru.lm.load import Found, find_model, load
+from jaxgru.lm.load import find_model, load
 from jaxgru.lm.model import HeadParams, Params, flatten
 from jaxgru.lm.pretrained import pretrained_names
-from jaxgru.lm.runs.folders import load_run_config
 
 
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -35,8 +33,7 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     Raises:
       UserError: there is no such model, or a value cannot be used.
     """
-    path, format = _find(model)
-    theirs = load_safetensors_config(path) if format else load_run_config(path)
+    _, theirs, _ = load(model)
     given = {"data.tokenizer_file": "", **(overrides or {}), "training.init": _source(model)}
     if "data.corpus" in given:
         of_text = ("encoding", "validation", "validation_fraction")
@@ -128,15 +125,11 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
         bo=fresh.head.bo.at[ours].set(params.head.bo[kept]),
     )
     embedding = fresh.embedding.at[ours].set(params.embedding[kept])
-    if len(ours) == tokenizer.vocab_size:
-        what = f"all its weights, for {counted(len(ours), 'token')}."
-    else:
-        what = (
-            f"its layers, and its embedding and head for the {counted(len(ours), 'token')} that "
-            f"both vocabularies have; for the other {tokenizer.vocab_size - len(ours):,} they are "
-            "random."
-        )
-    sentence = f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): {what}"
+    sentence = (
+        f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): its layers, and its "
+        f"embedding and head for the {counted(len(ours), 'token')} that both vocabularies have; "
+        f"for the other {tokenizer.vocab_size - len(ours):,} they are random."
+    )
     return dataclasses.replace(params, embedding=embedding, head=head), sentence
 
 
@@ -146,17 +139,7 @@ def _source(model: str) -> str:
     The folder of a run's versions is left for its newest one, because the new run may become that.
     A file keeps its name, which says its format, though it may be a link.
     """
-    path, format = _find(model)
+    path, format = find_model(model)
     if model in pretrained_names():
         return model
     return str(path.parent.resolve() / path.name if format else path.resolve())
-
-
-def _find(model: str) -> Found:
-    found = find_model(model)
-    if found.format and found.format.name != "safetensors":
-        raise UserError(
-            f"training cannot start from {model!r}, which is a {found.format.suffix} file; convert "
-            "it to .safetensors first."
-        )
-    return found

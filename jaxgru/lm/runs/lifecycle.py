@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from jaxgru.errors import counted
-from jaxgru.lm.config import Config, TrainingConfig, dotted_names, override
-from jaxgru.lm.data.dataset import ChangedText, Dataset, load_dataset
+from jaxgru.lm.config import Config, dotted_names, override
+from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial
+from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints
 from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.runs.initial import InitialModel
-from jaxgru.lm.runs.orbax import CheckpointManager, open_checkpoints
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import (
     console,
@@ -34,7 +33,6 @@ from jaxgru.lm.runs.terminal import (
     progress_bar,
 )
 from jaxgru.lm.training import (
-    NonFiniteLoss,
     Observer,
     Progress,
     TrainState,
@@ -48,7 +46,6 @@ from jaxgru.parallel.processes import all_or_raise, from_first, is_distributed, 
 from jaxgru.parallel.sharding import data_mesh, one_copy, shard
 
 MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
-T = TypeVar("T")
 
 
 def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
@@ -67,12 +64,18 @@ def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
     with deferred_signals() as interrupted:
         mesh = _devices(config)
         folder, config, info, dataset, model = _create(config, root, text_sha256)
-        with _deleted_if_empty(folder), _in_all(folders.claim(folder)):
-            state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
-            del model  # training needs its memory
-            with _in_all(open_checkpoints(folder)) as manager:
+        try:
+            with contextlib.ExitStack() as stack:
+                all_or_raise(stack.enter_context, folders.claim(folder))
+                state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
+                del model  # training needs its memory
+                manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
                 run = _Run(folder, config, info, dataset, mesh, manager)
                 run.train(state, None, Progress(), interrupted)
+        except BaseException:
+            if not is_distributed() and folders.discard_empty(folder):  # others may still use it
+                console.print(f"No step was saved, so {folder} is deleted.")
+            raise
     return folder
 
 
@@ -94,28 +97,35 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     """
     overrides = dict(overrides or {})
     for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
+        anew = "start a new run."
+        if not name.startswith("model."):
+            options = f"--init {path} --{name} {overrides[name]}"
+            anew = f"start a new run from its weights: jaxgru train {options}"
         raise folders.RunError(
             f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
-            f"can; {_started_anew(path, overrides)}"
+            f"can; {anew}"
         )
-    with deferred_signals() as interrupted:
+    with deferred_signals() as interrupted, contextlib.ExitStack() as stack:
         found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
-        folder = folders.from_here(Path(from_first(found)))
-        with _in_all(folders.claim(folder)):
-            before, config = all_or_raise(_resumed_config, folder, overrides)
-            mesh = _devices(config)
-            info = all_or_raise(folders.load_info, folder)
-            with console.status("reading the text"):
-                config, dataset = all_or_raise(_own_text, folder, config, info, overrides)
-            with _in_all(open_checkpoints(folder)) as manager:
-                run = _Run(folder, config, info, dataset, mesh, manager)
-                with console.status("reading the checkpoint"):
-                    state, best, progress = all_or_raise(run.restore, overrides)
-                if overrides:
-                    all_or_raise(run.change, overrides, before.training.epochs, progress)
-                elif progress.is_over(config.training):
-                    console.print(_finished(folder, config.training, progress))
-                run.train(state, best, progress, interrupted)
+        folder = Path(from_first(found))
+        all_or_raise(stack.enter_context, folders.claim(folder))
+        config = all_or_raise(folders.load_run_config, folder)
+        if overrides:
+            config = all_or_raise(override, config, {"name": config.name, **overrides})
+        mesh = _devices(config)
+        info = all_or_raise(folders.load_info, folder)
+        with console.status("reading the text"):
+            text = lambda: load_dataset(config, load_tokenizer(folder), info.text_sha256)
+            config, dataset = all_or_raise(text)
+        manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
+        run = _Run(folder, config, info, dataset, mesh, manager)
+        with console.status("reading the checkpoint"):
+            state, best, progress = all_or_raise(run.restore, overrides)
+        if overrides:
+            all_or_raise(run.change, overrides, progress)
+        elif progress.is_over(config.training):
+            console.print(run.finished(progress))
+        run.train(state, best, progress, interrupted)
     return folder
 
 
@@ -143,31 +153,29 @@ class _Run:
         recorded = checkpoints.made_with(config, info, tokenizer)
         return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded)
 
-    def change(self, overrides: Mapping[str, Any], epochs_before: int, progress: Progress) -> None:
+    def change(self, overrides: Mapping[str, Any], progress: Progress) -> None:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
 
-        The samples and the record of a finished run are renamed, because they are of fewer epochs.
+        The samples of a finished run are renamed, because they are of fewer epochs.
 
         Raises:
-          RunError: the epochs leave nothing to train.
+          RunError: more epochs than that are begun.
         """
         run, training = self.folder, self.config.training
         if "training.epochs" in overrides:
             epochs, begun = training.epochs, progress.epoch + bool(progress.epoch_losses)
             if epochs < begun:
                 raise folders.RunError(
-                    f"training.epochs is {epochs}, but {run} has begun {counted(begun, 'epoch')}; "
-                    f"it must be at least {begun}."
+                    f"training.epochs is {epochs}, but {run} has begun {counted(begun, 'epoch')}."
                 )
-            if progress.finished and epochs == epochs_before == progress.epoch:
-                console.print(f"{run} is finished, with {counted(epochs, 'epoch')}.")
-                return
             if progress.finished and progress.is_over(training):
-                raise folders.RunError(_finished(run, training, progress))
+                console.print(self.finished(progress))
+                return
             progress.finished = False
-            rates = "; from here on its learning rates are those of a run of that length"
-            rates = rates if epochs > progress.epoch else ""
-            console.print(f"The run now has {counted(epochs, 'epoch')}{rates}.")
+            console.print(
+                f"The run now has {counted(epochs, 'epoch')}; from here on its learning rates are "
+                "those of a run of that length."
+            )
             self.info = self._lengthened()
             if is_first():
                 if (samples := run / "samples.txt").exists():
@@ -175,6 +183,13 @@ class _Run:
                 folders.save_info(run, self.info)  # first: a kill may come before the config
         if is_first():
             folders.save_config(run, self.config)
+
+    def finished(self, progress: Progress) -> str:
+        """Return why there is nothing left to train, and how to train more all the same."""
+        training, more = self.config.training, "--training.epochs N with --resume trains it for"
+        if progress.has_stopped_early(training):
+            more = f"training.patience = {training.patience} permits no"
+        return f"{self.folder} is finished, with {counted(progress.epoch, 'epoch')}; {more} more."
 
     def train(
         self,
@@ -201,27 +216,19 @@ class _Run:
                 self._on_interrupt,
             )
             splits = self.dataset.train, self.dataset.validation
-            try:
-                _, params = fit(self.config, state, best, progress, *splits, observer, self.mesh)
-            except NonFiniteLoss as error:
-                step = self.manager.latest_step()
-                kept = f"the last checkpoint is of step {step}" if step else "none was saved yet"
-                raise NonFiniteLoss(f"{error} Nothing after it is saved; {kept}.") from error
+            _, params = fit(self.config, state, best, progress, *splits, observer, self.mesh)
             if is_first():
-                folders.check_in_place(self.folder)
                 self._show(status="writing samples")
                 self._finish(params, progress)
 
     def _introduce(self, size: int) -> None:
         console.quiet = not is_first()
-        devices = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
-        if is_distributed():
-            devices += f" in {jax.process_count()} processes"
         dataset, data = self.dataset, self.config.data
         train, validation = (f"{len(split):,}" for split in (dataset.train, dataset.validation))
         text = f"{train} training and {validation} validation tokens from {dataset.source}"
+        processes = f" in {jax.process_count()} processes" if is_distributed() else ""
         print_labelled("data", text)
-        print_labelled("device", devices)
+        print_labelled("device", f"{self.mesh.size} × {jax.devices()[0].device_kind}{processes}")
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
         if not data.validation and not data.validation_fraction:
             console.print(
@@ -262,7 +269,11 @@ class _Run:
         )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
-        folders.check_in_place(self.folder)
+        if not (self.folder / "config.toml").exists():
+            raise folders.RunError(
+                f"the run {self.folder} was moved or deleted while it was trained; its checkpoints "
+                "are intact, and it can be resumed from where it is now."
+            )
         if is_first() and self._commit and self.info.commits[-1:] != [self._commit]:
             commits = [*self.info.commits, self._commit]
             self.info = dataclasses.replace(self.info, commits=commits)
@@ -272,10 +283,9 @@ class _Run:
 
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
         """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
-        folders.check_in_place(self.folder)
         params = one_copy(state.evaluated, self.mesh)
         if is_first():
-            path = self.folder / folders.EPOCHS_FOLDER / f"{epoch:03}.safetensors"
+            path = self.folder / "epochs" / f"{epoch:03}.safetensors"
             path.parent.mkdir(exist_ok=True)
             tokenizer, text_sha256 = self.dataset.tokenizer, self.dataset.sha256
             save_safetensors(path, params, self.config, tokenizer, text_sha256)
@@ -329,40 +339,6 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
     return all_or_raise(lambda: created or read(folder))
 
 
-def _own_text(
-    run: Path, config: Config, info: folders.RunInfo, overrides: Mapping[str, Any]
-) -> tuple[Config, Dataset]:
-    """Load a run's text; where it is another, the error says how to train on that."""
-    try:
-        return load_dataset(config, load_tokenizer(run), info.text_sha256)
-    except ChangedText as error:
-        places = {"data.corpus": config.data.corpus, "data.validation": config.data.validation}
-        given = {name: place for name, place in places.items() if place}
-        anew = _started_anew(run, {**overrides, **given})
-        raise ChangedText(f"{str(error).removesuffix('.')}, or {anew}") from None
-
-
-@contextlib.contextmanager
-def _deleted_if_empty(folder: Path) -> Iterator[None]:
-    """Delete a new run's folder where an error ends the run before its first checkpoint.
-
-    Of several processes none can know that the others are done with it, so it stays.
-    """
-    try:
-        yield
-    except BaseException:
-        if not is_distributed() and folders.discard_empty(folder):
-            console.print(f"No step was saved, so {folder} is deleted.")
-        raise
-
-
-@contextlib.contextmanager
-def _in_all(context: contextlib.AbstractContextManager[T]) -> Iterator[T]:
-    """Enter a context in each process of the run; if that fails in one, it fails in all."""
-    with contextlib.ExitStack() as stack:
-        yield all_or_raise(stack.enter_context, context)
-
-
 def _devices(config: Config) -> Mesh:
     """Return the mesh of all devices, which share a batch; a CPU's cores count as devices.
 
@@ -371,36 +347,6 @@ def _devices(config: Config) -> Mesh:
     if not is_distributed():
         share_cpu(config.training.batch_size)
     return data_mesh(config.training.batch_size)
-
-
-def _started_anew(path: str | Path, overrides: Mapping[str, Any]) -> str:
-    """Return how a new run gets the values that a run cannot be resumed with."""
-    if any(name.startswith("model.") for name in overrides):
-        return "start a new run."
-    as_typed = lambda value: str(value).lower() if isinstance(value, bool) else str(value)
-    values = {"init": path, **overrides}
-    options = [f"--{name} {shlex.quote(as_typed(value))}" for name, value in values.items()]
-    return f"start a new run from its weights: jaxgru train {' '.join(options)}"
-
-
-def _resumed_config(run: Path, overrides: Mapping[str, Any]) -> tuple[Config, Config]:
-    """Return a run's config, and the one with the values given at --resume, under the same name."""
-    config = folders.load_run_config(run)
-    return config, override(config, {"name": config.name, **overrides}) if overrides else config
-
-
-def _finished(run: Path, training: TrainingConfig, progress: Progress) -> str:
-    """Return why there is nothing left to train, and how to train more all the same."""
-    epochs = counted(progress.epoch, "epoch")
-    if not progress.has_stopped_early(training):
-        return (
-            f"{run} is finished, with {epochs}; --training.epochs N with --resume trains it for "
-            "more."
-        )
-    return (
-        f"{run} is finished after {epochs}, of which epoch {progress.best_epoch} is the best, and "
-        f"training.patience = {training.patience} permits no more; {_started_anew(run, {})}"
-    )
 
 
 def _fresh_state(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import time
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import needs, warn
+from jaxgru.errors import needs
 from jaxgru.lm.config import (
     Config,
     config_dir,
@@ -30,7 +29,6 @@ from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.training import Epoch, Progress
 
 NUM_TOKENS = 300  # of samples.txt
-_warn_once = functools.cache(warn)
 
 
 def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -> None:
@@ -41,14 +39,13 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
     train = [record.train_loss for record in progress.records]
     validation = [record.val_loss for record in progress.records]
     published = published_losses(config, info)
-    try:
-        figure, image = losses_figure(title, train, validation, published), io.BytesIO()
-        figure.savefig(image, format="png", dpi=120)
-        write_bytes(run / "loss.png", image.getvalue())
-    except Exception as error:  # the user's settings of matplotlib may need LaTeX, for example
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise  # the disk's fault; not a font that is missing
-        _warn_once(f"the figure {run / 'loss.png'} cannot be drawn: {' '.join(str(error).split())}")
+    with needs("train"):
+        from matplotlib import style
+
+    with style.context("default"):  # the user's own may need LaTeX, for example
+        image = io.BytesIO()
+        losses_figure(title, train, validation, published).savefig(image, format="png", dpi=120)
+    write_bytes(run / "loss.png", image.getvalue())
 
 
 def losses_figure(

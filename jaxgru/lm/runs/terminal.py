@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, cast
+from typing import Any
 
-from jaxgru.errors import needs, printable, warn
+from jaxgru.errors import needs, printable
 
 with needs("train"):
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        ProgressColumn,
         SpinnerColumn,
         TaskID,
         TextColumn,
@@ -27,30 +24,8 @@ with needs("train"):
     from rich.text import Text
 
 
-class _Output:
-    """Standard output until a write fails, then nothing, after one warning.
-
-    A closed terminal or a full disk behind `>` must not end a training run.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stdout or io.StringIO(), name)  # None if it was closed from the start
-
-    def write(self, text: str) -> None:
-        """Write text, or drop it."""
-        stream = sys.stdout or io.StringIO()
-        try:
-            stream.write(text)
-            stream.flush()
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            warn(f"standard output is gone ({error}); training continues without it.")
-
-
 # a path may look like markup, and is not broken, so that it can be copied
-console = Console(file=cast(IO[str], _Output()), highlight=False, markup=False, soft_wrap=True)
-
-
+console = Console(highlight=False, markup=False, soft_wrap=True)
 LABEL = 8  # characters
 
 
@@ -86,11 +61,10 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
         if console.is_terminal:
             console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
 
-    ours: dict[int, Any] = {}
+    numbers: tuple[int, ...] = ()
     if threading.current_thread() is threading.main_thread():
-        names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-        ours = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ours = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
     for number in ours:
         signal.signal(number, handler)
     try:
@@ -101,26 +75,16 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, on: Console | None = None) -> Iterator[tuple[Bar, TaskID]]:
-    """Show a progress bar as wide as the terminal, with fewer numbers in a narrow one.
-
-    Args:
-      total: the number of steps.
-      on: the terminal; None: the one of training.
-    """
-    on = on or console
-    columns: list[tuple[int, ProgressColumn]] = [  # with the width that each needs
-        (0, SpinnerColumn()),
-        (50, TextColumn("{task.fields[what]}")),
-        (0, BarColumn(bar_width=None)),
-        (0, TimeRemainingColumn()),
-        (60, TextColumn("left")),
-        (40, TextColumn("{task.fields[status]}")),
-        (70, TextColumn("step {task.completed}/{task.total}")),
-        (90, TextColumn("{task.fields[rate]}")),
-    ]
+def progress_bar(total: int, on: Console = console) -> Iterator[tuple[Bar, TaskID]]:
+    """Show a progress bar of this many steps, as wide as the terminal."""
     with Bar(
-        *(column for least, column in columns if on.width >= least),
+        SpinnerColumn(),
+        TextColumn("{task.fields[what]}"),
+        BarColumn(bar_width=None),
+        TimeRemainingColumn(),
+        TextColumn("left  {task.fields[status]}"),
+        TextColumn("step {task.completed}/{task.total}"),
+        TextColumn("{task.fields[rate]}"),
         console=on,
         speed_estimate_period=120,
         transient=True,

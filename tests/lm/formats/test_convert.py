@@ -15,9 +15,8 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats.pth import load_pth_model
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.load import find_model
-from jaxgru.lm.runs.checkpoints import save
+from jaxgru.lm.runs.checkpoints import open_checkpoints, save
 from jaxgru.lm.runs.folders import RunInfo, create_run
-from jaxgru.lm.runs.orbax import open_checkpoints
 from jaxgru.lm.training import Progress, init_state
 
 torch = pytest.importorskip("torch")

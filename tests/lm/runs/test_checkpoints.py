@@ -1,6 +1,5 @@
 """Checkpoints that give back every bit."""
 
-import errno
 import logging
 import os
 import shutil
@@ -19,10 +18,16 @@ from conftest import slow
 import jaxgru
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError
-from jaxgru.lm.runs import orbax
-from jaxgru.lm.runs.checkpoints import made_with, restore, save
+from jaxgru.lm.runs import checkpoints
+from jaxgru.lm.runs.checkpoints import (
+    CHECKSUMS,
+    Checkpoint,
+    made_with,
+    open_checkpoints,
+    restore,
+    save,
+)
 from jaxgru.lm.runs.folders import LOCK, RunError, RunInfo, claim, create_run, save_config
-from jaxgru.lm.runs.orbax import CHECKSUMS, Checkpoint, open_checkpoints
 from jaxgru.lm.training import Epoch, Progress, init_state, train_steps
 
 TOKENIZER = CharacterTokenizer("abc")
@@ -104,7 +109,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
 def test_what_comes_long_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda late: seen.append(str(late.exc_value)))
-    orbax._ignore_late_errors.__wrapped__()
+    checkpoints._ignore_late_errors.__wrapped__()
     for text in ("Event loop is closed", "Encountered error while reading array index: ()", "x"):
         sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
     assert seen == ["x"]
@@ -228,7 +233,7 @@ def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_a
     broken = files_of(newest)
     assert_same(restore_from(run, config), state)
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and "optimizer/_METADATA is missing" in said
+    assert said.count("\n") == 1 and "optimizer/_METADATA is missing or damaged" in said
     assert "it is kept as 3.broken, and the run resumes from step 2" in said
     assert files_of(newest.with_name("3.broken")) == broken
     with open_checkpoints(run) as manager:
@@ -302,18 +307,3 @@ def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
     (run / "checkpoints" / "3" / CHECKSUMS).unlink()
     assert_same(jaxgru.lm.load(run)[0], jax.tree.map(lambda x: x + 1, state.params))
     assert "that of step 2 is used" in capfd.readouterr().err
-
-
-def test_a_checkpoint_that_cannot_be_opened_now_is_not_called_broken(tmp_path, monkeypatch):
-    """Nor set aside: too many files are open."""
-    run, config, *_ = make_two(tmp_path)
-    before = files_of(run)
-
-    def fail(*_):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(orbax, "file_hash", fail)
-    for read in (lambda: jaxgru.lm.load(run), lambda: restore_from(run, config)):
-        with pytest.raises(RunError, match="checkpoints/3 cannot be read: Too many open files"):
-            read()
-    assert files_of(run) == before

@@ -66,9 +66,7 @@ def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
 
 def test_what_is_no_run(tmp_path):
     """A name longer than 255 bytes is the fuzzer's find."""
-    with pytest.raises(RunError, match=r"folders\.py is a file; a run is a folder\."):
-        find_run(__file__)
-    for path in (tmp_path, "x" * 300):
+    for path in (tmp_path, __file__, "x" * 300):
         with pytest.raises(RunError, match="there is no run in"):
             find_run(path)
 
@@ -89,10 +87,10 @@ def test_run_json_is_what_was_written(tmp_path):
 def test_a_damaged_run_json_is_refused(tmp_path, text):
     run = make_run(tmp_path)
     (run / "run.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(RunError, match=r"json is damaged; .* of text_sha256, init_sha256, lengthe"):
+    with pytest.raises(RunError, match="json cannot be read"):
         load_info(run)
     (run / "run.json").unlink()
-    with pytest.raises(RunError, match="json cannot be read: No such file or directory"):
+    with pytest.raises(RunError, match="json cannot be read"):
         load_info(run)
 
 
@@ -176,23 +174,6 @@ def test_many_starts_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("left", ["nothing", "a link to what is gone"])
-def test_a_link_that_a_kill_or_a_copy_lost_is_made_when_the_run_is_claimed(tmp_path, left):
-    runs = [create_run(tmp_path, CONFIG, TOKENIZER) for _ in range(2)]
-    run, latest = runs[1], runs[1].parent / "latest"
-    latest.rename(run.parent / ".latest.0a1b2c3d")  # as a kill between two calls leaves it
-    if left != "nothing":
-        latest.symlink_to("v3")
-    assert find_run(run.parent) == run.resolve()
-    with claim(run):
-        pass
-    assert os.readlink(latest) == "v2"
-    assert sorted(os.listdir(run.parent)) == ["latest", "v1", "v2"]
-    with claim(run.rename(tmp_path / "moved")):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["moved", "tiny"]
-
-
 def test_a_copy_of_a_run_in_the_place_of_its_link(tmp_path):
     """As `zip -r` leaves it; what is in it stays."""
     run = create_run(tmp_path, CONFIG, TOKENIZER)
@@ -200,16 +181,6 @@ def test_a_copy_of_a_run_in_the_place_of_its_link(tmp_path):
     latest.unlink()
     shutil.copytree(run, latest)
     before = contents(latest)
-    assert find_run(run.parent) == run.resolve()
-    with claim(run), pytest.raises(RunError, match="link to the newest version; rename or delete"):
+    with pytest.raises(RunError, match=r"cannot be written: Is a directory \(latest\)"):
         create_run(tmp_path, CONFIG, TOKENIZER)
-    assert contents(latest) == before and find_run(latest) == latest.resolve()
-
-
-def test_latest_is_the_newest_version_that_has_a_config(tmp_path):
-    """Another process may have begun the newest."""
-    run = create_run(tmp_path, CONFIG, TOKENIZER)
-    run.with_name("v3").mkdir()
-    folders._point(run.parent)
-    assert os.readlink(run.parent / "latest") == "v1"
-    assert create_run(tmp_path, CONFIG, TOKENIZER).name == "v4"
+    assert contents(latest) == before and find_run(run.parent) == run.resolve()

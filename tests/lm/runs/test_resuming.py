@@ -6,9 +6,6 @@ import math
 import os
 import re
 import signal
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
@@ -19,7 +16,7 @@ from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.evaluation import window_loss
-from jaxgru.lm.runs import folders, lifecycle, orbax, reports, terminal
+from jaxgru.lm.runs import checkpoints, folders, lifecycle, reports, terminal
 from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, load_info
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 from jaxgru.lm.training import Epoch, Progress
@@ -164,19 +161,18 @@ class TestLength:
             resume_run(run_copy, overrides)
         assert contents(run_copy) == before
 
-    def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy):
+    def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy, capfd):
         """Its best epoch is the first of three, and it waits for two."""
-        config = load_config("astra_alpha", {"training.patience": 2})
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
-        run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 3)
-        says = "3 epochs, of which epoch 1 is the best, and training.patience = 2 permits no more"
-        with pytest.raises(RunError, match=says):
-            run.change({"training.epochs": 10}, 2, progress)
-        told = lifecycle._finished(run_copy, config.training, progress)
-        assert says in told and told.endswith(f"train --init {run_copy}")
-        assert lifecycle._finished(Path("a b"), config.training, progress).endswith("--init 'a b'")
-        patient = replace(config.training, patience=3)
-        assert "--training.epochs N" in lifecycle._finished(run_copy, patient, progress)
+        before = contents(run_copy)
+        for patience, says in ((2, "training.patience = 2 permits no more"), (3, "--training.ep")):
+            config = load_config("astra_alpha", {"training.patience": patience})
+            run = lifecycle._Run(run_copy, config, RunInfo(), *[None] * 3)
+            assert f"is finished, with 3 epochs; {says}" in run.finished(progress)
+            if patience == 2:
+                run.change({"training.epochs": 10}, progress)
+                assert says in " ".join(capfd.readouterr().out.split())
+        assert contents(run_copy) == before
 
     @pytest.mark.slow
     def test_the_same_command_twice_is_no_error(self, run_copy, capfd):
@@ -240,14 +236,6 @@ class TestPlaces:
         with pytest.raises(RunError, match="checkpoints cannot be kept in"):
             resume_run(run)
 
-    def test_a_checkpoint_that_is_not_whole_is_an_error(self, tmp_path, monkeypatch, start):
-        """Orbax skips its merge, and only logs it: it happened in folders with brackets."""
-        monkeypatch.setattr(folders, "_check_path", lambda *_: None)
-        (tmp_path / "[x]").mkdir()
-        (tmp_path / "runs").symlink_to("[x]")
-        with pytest.raises(RunError, match="is not whole: Orbax has written no .*manifest.ocdbt"):
-            start()
-
     def test_a_run_that_is_moved_while_it_trains(self, start, monkeypatch, tmp_path):
         fit = lifecycle.fit
 
@@ -293,15 +281,6 @@ class TestNames:
 class TestTraining:
     """What must not end it, and how it ends."""
 
-    def test_a_figure_that_cannot_be_drawn(self, start, monkeypatch, capfd):
-        def usetex(*_):
-            raise RuntimeError("Failed to process string with tex because latex is not found")
-
-        monkeypatch.setattr(reports, "losses_figure", usetex)
-        run = start()
-        assert capfd.readouterr().err.count("cannot be drawn: Failed to process string") == 1
-        assert (run / "samples.txt").exists() and not (run / "loss.png").exists()
-
     def test_a_figure_for_which_there_is_no_room(self, start, monkeypatch, tmp_path):
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -337,18 +316,6 @@ class TestTraining:
         assert all(line in written and line.strip() for line in shown.groups())
         loss = window_loss(jaxgru.lm.load(run, other)[0], dataset.validation, 16)
         assert loss == pytest.approx(last if patience else first, rel=1e-6)
-
-    def test_output_that_is_gone(self, start, monkeypatch, capfd):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", None)  # what Python has after `>&-`
-            terminal.console.print("nobody sees this")
-        with open("/dev/full", "w", buffering=1) as full:
-            monkeypatch.setattr(sys, "stdout", full)
-            run = start()
-            monkeypatch.undo()
-        said = capfd.readouterr().err
-        assert said.count("standard output is gone") == 1 and len(said.splitlines()) == 1
-        assert (run / "samples.txt").exists()
 
     @pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
     def test_a_signal_before_the_first_step_leaves_no_empty_run(
@@ -386,7 +353,7 @@ class TestTraining:
             (checkpoint.folder.with_suffix(".orbax-checkpoint-tmp") / "params").mkdir(parents=True)
             raise ValueError("No space left on device [os_error_code='28']")
 
-        monkeypatch.setattr(orbax.Checkpoint, "write", full)
+        monkeypatch.setattr(checkpoints.Checkpoint, "write", full)
         says = "v2 cannot be written: No space left on device; no checkpoint was saved yet"
         with pytest.raises(RunError, match=says):
             start()
@@ -409,16 +376,13 @@ class TestTraining:
         finally:
             signal.signal(signal.SIGHUP, before)
 
-    @pytest.mark.parametrize("width", [20, 50, 120])
-    def test_there_is_a_bar_at_any_width(self, width, capfd, monkeypatch):
-        """What is drawn has a piece of a bar in it and fits."""
+    def test_a_bar_is_as_wide_as_the_terminal(self, capfd):
         from rich.console import Console
 
-        console = Console(force_terminal=True, width=width, legacy_windows=False)
-        monkeypatch.setattr(terminal, "console", console)
-        with terminal.progress_bar(1200) as (bar, task):
-            now = {"what": "epoch 4/6", "status": "loss 1.2345", "rate": "9,999 t/s"}
+        console = Console(force_terminal=True, width=80, legacy_windows=False)
+        with terminal.progress_bar(1200, console) as (bar, task):
+            now = {"what": "epoch 4/6", "status": "loss 1.2345", "rate": "9,999 tokens/s"}
             bar.update(task, completed=600, **now)
             line = console.render_lines(bar.get_renderable())[0]
         text = "".join(segment.text for segment in line)
-        assert text.count("━") >= 4 and len(text) <= width
+        assert text.count("━") >= 10 and len(text) == 80
