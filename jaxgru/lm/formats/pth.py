@@ -3,7 +3,7 @@
 A file is a dict of metadata and a `state_dict`, whose weights are PyTorch's (out, in), gate by
 gate. It holds neither a tokenizer nor where dropout acts; the latter follows from the model's
 class. The study's early stopping saves the `state_dict` alone. The sizes of a model are those of
-its tensors, which the metadata must not contradict.
+its tensors.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ _LSTM = _Layout(
 )
 
 _LAYOUTS = (_GRU, _LSTM)
+UNREADABLE = (zipfile.BadZipFile, pickle.PickleError, EOFError, RuntimeError, ValueError)
 
 
 def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
@@ -96,9 +97,8 @@ def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
 
     Raises:
       InteropError: PyTorch is not installed; there is no such file, it is damaged, or it holds more
-        than tensors and plain values (none of it is run); it is not a model of the study; its
-        metadata contradict its tensors; a tensor is missing, extra, of another shape or not
-        float32.
+        than tensors and plain values (none of it is run); it is not a model of the study; a tensor
+        is missing, extra, of another shape or not float32.
     """
     return _load(Path(path))[:2]
 
@@ -124,8 +124,7 @@ def load_pth(
         if model.vocab_size not in CORPUS_TOKENIZERS:
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for "
-                f"{counted(model.vocab_size, 'token')}; "
-                "give the one used in training "
+                f"{counted(model.vocab_size, 'token')}; give the one used in training "
                 f"(jaxgru convert {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
@@ -203,14 +202,14 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
         if dtype != "float32":
             raise InteropError(f"{where}: {shown(name)} is {dtype}; it must be float32.")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config = _config(where, layout, shapes)
-    for key, field in {"model_class": "", **layout.sizes}.items():
-        value = getattr(config, field) if field else layout.model_class
-        if metadata.get(key, value) != value:
-            raise InteropError(
-                f"{where}: its {key} is {shown(metadata[key])}, but its tensors are those of "
-                f"{shown(value)}."
-            )
+    try:
+        (V, E), (_, H) = (shapes[layout.others[name]] for name in ("embedding", "head.Wo"))
+    except (KeyError, ValueError):
+        raise InteropError(f"{where}: its embedding or head is missing or no matrix.") from None
+    has_layer = lambda i: any(name.startswith(layout.layer.format(i)) for name in shapes)
+    L = next(i for i in itertools.count() if not has_layer(i))
+    sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
+    config = dataclasses.replace(layout.config, **sizes)
     like = _like(config, layout)
     names = _names(layout, like)
     check_shapes(where, shapes, _shapes(names, like))
@@ -227,54 +226,32 @@ def _read(path: Path, where: str) -> dict[str, Any]:
     torch = import_torch()
     with open_model(path) as file:
         try:
-            damaged = zipfile.ZipFile(file).testzip()  # PyTorch does not verify the checksums
+            if zipfile.ZipFile(file).testzip():  # PyTorch does not verify the checksums
+                raise zipfile.BadZipFile
             file.seek(0)
-            checkpoint = None if damaged else torch.load(file, "cpu", weights_only=True)
-        except (zipfile.BadZipFile, EOFError) as error:
+            checkpoint = torch.load(file, "cpu", weights_only=True)
+        except UNREADABLE as error:
             raise InteropError(
-                f"{where}: it is damaged, or not a file of torch.save (PyTorch 1.6 or newer)."
+                f"{where}: it is damaged, not a file of torch.save (PyTorch 1.6 or newer), or it "
+                "holds more than tensors and plain values; nothing in it was run."
             ) from error
-        except (pickle.UnpicklingError, RuntimeError, ValueError) as error:
-            raise InteropError(
-                f"{where}: it is damaged, or holds more than tensors and plain values; nothing in "
-                "it was run."
-            ) from error
-    if damaged:
-        raise InteropError(f"{where}: it is damaged; {damaged} does not match its checksum.")
     if not isinstance(checkpoint, dict):
         raise InteropError(f"{where}: it holds {a_type(checkpoint)}, not a dict.")
     return checkpoint
-
-
-def _config(where: str, layout: _Layout, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """Return the config of a model whose tensors have these shapes."""
-    matrices = [layout.others[name] for name in ("embedding", "head.Wo")]
-    for name in matrices:
-        if len(shapes.get(name, ())) != 2:
-            raise InteropError(f"{where}: the tensor {name} is missing or is not a matrix.")
-    (V, E), (_, H) = (shapes[name] for name in matrices)
-    prefixes = map(layout.layer.format, itertools.count())
-    has = lambda prefix: any(name.startswith(prefix) for name in shapes)
-    L = sum(1 for _ in itertools.takewhile(has, prefixes))
-    return dataclasses.replace(
-        layout.config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L
-    )
 
 
 def _whole_config(
     path: Path, model: ModelConfig, metadata: Mapping[str, Any], tokenizer: str
 ) -> Config:
     """Return the config of a file's model: the published one of its sizes, or else a new one."""
-    published, file_name = _published(model), re.sub(r"_(v\d+|latest|best)$", "", path.stem)
+    configs = map(load_config, config_names())
+    published = next((config for config in configs if config.model == model), None)
+    file_name = re.sub(r"_(v\d+|latest|best)$", "", path.stem)
     model_name = metadata.get("model_name", file_name)
     stated = _study_name(model_name)
     names = {name for name in (stated, _study_name(file_name)) if name is not None}
     for name in sorted(names - {published and published.name}):
-        taken = (
-            "of none of the study's models: its config has the default training values"
-            if published is None
-            else f"those of {published.name}, so it is taken for {published.name}"
-        )
+        taken = f"those of {published.name}" if published else "of none of the study's models"
         warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
     own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
     config = Config(stated or own, model) if published is None else published
@@ -287,12 +264,6 @@ def _whole_config(
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
         training=dataclasses.replace(config.training, **dropout),
     )
-
-
-def _published(model: ModelConfig) -> Config | None:
-    """Return the published config with a model of these sizes, if there is one."""
-    configs = map(load_config, config_names())
-    return next((config for config in configs if config.model == model), None)
 
 
 def _study_name(name: str) -> str | None:
