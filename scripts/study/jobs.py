@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.cli.options import typed
+from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, load_config
-from jaxgru.lm.runs.folders import RunError, load_info, load_run_config, versions
+from jaxgru.lm.runs.folders import load_info, versions
 from jaxgru.lm.runs.reports import recipe
 
 SEEDS = {
@@ -67,8 +68,8 @@ def find_job(runs: Path, job: Job) -> Path | None:
     config = job.config
     for run in versions(runs / job.name):
         try:
-            found, info = load_run_config(run), load_info(run)
-        except RunError:  # of a process that was killed at once
+            found, info = load_config(run / "config.toml"), load_info(run)
+        except UserError:  # of a process that was killed at once
             continue
         same_seed = found.training.seed == config.training.seed
         if recipe(found) == recipe(config) and same_seed and not info.lengthened:

@@ -168,7 +168,7 @@ def test_without_the_extras(tmp_path, tiny_run):
     needed = f"{{}} is needed but not installed; {how}".format
     lines = done.stderr.splitlines()
     assert lines == [
-        needed("orbax", "train"),
+        needed("optax", "train"),
         "PyTorch is needed but not installed; run pip install torch.",
         needed("onnx", "onnx"),
         "0 convert elman_alpha elman.safetensors",
@@ -179,7 +179,7 @@ def test_without_the_extras(tmp_path, tiny_run):
         "0 corpus --corpus text.txt",
         f"jaxgru sample: {needed('sentencepiece', 'train')}",
         "2 sample --pretrained scribe_alpha",
-        f"jaxgru sample: {needed('orbax', 'train')}",
+        f"jaxgru sample: {needed('optax', 'train')}",
         "2 sample --run run",
         f"jaxgru sample: {needed('rich', 'train')}",
         "2 sample --pretrained elman_alpha --compare",

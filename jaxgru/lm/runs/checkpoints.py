@@ -30,11 +30,11 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgru.errors import needs, shown, warn
-from jaxgru.lm.config import Config, dotted_names, field_value
+from jaxgru.lm.config import Config, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.files import file_hash, hashes, write_text
 from jaxgru.lm.model import Params, flatten, init, unflatten
-from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_run_config, saved_steps
+from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
 from jaxgru.parallel.processes import is_first
 
@@ -63,12 +63,11 @@ def load_folder(
     """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`.
 
     Raises:
-      RunError: there is no run or no intact checkpoint, its parts do not fit together, or the best
-        epoch is asked for and none is finished.
-      TokenizerError: the tokenizer cannot be read.
+      UserError: there is no run or no intact checkpoint, its parts cannot be read or do not fit
+        together, or the best epoch is asked for and none is finished.
     """
     run = find_run(path)
-    config = load_run_config(run)
+    config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     now = made_with(config, RunInfo(), tokenizer)
@@ -100,9 +99,7 @@ def made_with(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, 
 
 
 def _check_made_with(
-    checkpoint: Checkpoint,
-    now: dict[str, Any],
-    names: tuple[str, ...] = ("",),
+    checkpoint: Checkpoint, now: dict[str, Any], names: tuple[str, ...] = ("",)
 ) -> None:
     """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import tomli_w
 
 from jaxgru.errors import UserError
-from jaxgru.lm.config import Config, ConfigError, load_config, to_dict
+from jaxgru.lm.config import Config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.lm.files import locked, reason, write_text
 from jaxgru.parallel.processes import is_first
@@ -136,21 +136,19 @@ def _point(family: Path) -> None:
 
 
 def _next_version(family: Path) -> Path:
-    while True:
-        newest = [int(run.name[1:]) for run in versions(family)[:1]]
-        run = family / f"v{max(newest, default=0) + 1}"
-        try:
-            run.mkdir(parents=True)
-            return run
-        except FileExistsError:  # another process has taken the number
-            continue
+    newest = [int(run.name[1:]) for run in versions(family)[:1]]
+    run = family / f"v{max(newest, default=0) + 1}"
+    try:
+        run.mkdir(parents=True)
+    except FileExistsError:  # another process has taken the number
+        return _next_version(family)
+    return run
 
 
 def versions(family: Path) -> list[Path]:
     """Return a config's run folders, newest first; none if there is no such folder."""
-    if not os.path.isdir(family):
-        return []
-    runs = [run for run in family.iterdir() if re.fullmatch("v[0-9]+", run.name)]
+    names = os.listdir(family) if os.path.isdir(family) else []
+    runs = [family / name for name in names if re.fullmatch("v[0-9]+", name)]
     return sorted(runs, key=lambda run: -int(run.name[1:]))
 
 
@@ -173,14 +171,6 @@ def find_run(path: str | Path) -> Path:
         f"there is no run in {path}: neither it nor a version in it (v1, v2, …) contains a "
         "config.toml."
     )
-
-
-def load_run_config(run: Path) -> Config:
-    """Load a run's config. Raises RunError where its config.toml cannot be used."""
-    try:
-        return load_config(run / "config.toml")
-    except ConfigError as error:
-        raise RunError(f"the run {run} cannot be used: {error}") from error
 
 
 @contextlib.contextmanager
@@ -215,10 +205,7 @@ def claim(run: Path) -> Iterator[None]:
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Return the system's error that an error comes from, else None.
-
-    TensorStore raises ValueErrors that quote the system's number.
-    """
+    """Return the system's error that an error comes from; TensorStore quotes only its number."""
     while error is not None:
         if isinstance(error, OSError):
             return error

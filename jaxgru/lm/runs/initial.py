@@ -94,18 +94,15 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     Raises:
       UserError: as `load_dataset` and `load_initial`.
     """
-    if not config.training.init:
-        return *load_dataset(config, sha256=sha256), None
-    training = dataclasses.replace(config.training, init=_source(config.training.init))
-    config = dataclasses.replace(config, training=training)
+    if config.training.init:
+        training = dataclasses.replace(config.training, init=_source(config.training.init))
+        config = dataclasses.replace(config, training=training)
     model = load_initial(config)
-    assert model is not None
-    tokenizer, vocab_size = model.tokenizer, config.model.vocab_size
-    same_size = not tokenizer.is_sized or tokenizer.vocab_size == vocab_size
-    is_kept = tokenizer.kind == config.data.tokenizer and same_size
-    if is_kept and not config.data.tokenizer_file:
-        with contextlib.suppress(TokenizerError):
-            return *load_dataset(config, tokenizer, sha256), model
+    if model and model.tokenizer.kind == config.data.tokenizer and not config.data.tokenizer_file:
+        tokenizer = model.tokenizer
+        if not tokenizer.is_sized or tokenizer.vocab_size == config.model.vocab_size:
+            with contextlib.suppress(TokenizerError):
+                return *load_dataset(config, tokenizer, sha256), model
     return *load_dataset(config, sha256=sha256), model
 
 

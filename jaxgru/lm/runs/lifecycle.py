@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgru.errors import counted
-from jaxgru.lm.config import Config, dotted_names, override
+from jaxgru.lm.config import Config, dotted_names, load_config, override
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
@@ -109,7 +109,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
         folder = Path(from_first(found))
         all_or_raise(stack.enter_context, folders.claim(folder))
-        config = all_or_raise(folders.load_run_config, folder)
+        config = all_or_raise(load_config, folder / "config.toml")
         if overrides:
             config = all_or_raise(override, config, {"name": config.name, **overrides})
         mesh = _devices(config)
@@ -260,13 +260,12 @@ class _Run:
         )
 
     def _on_interrupt(self, state: TrainState, best: Params | None, progress: Progress) -> None:
-        if state.step == 0:  # there is nothing to save
-            return
-        self._save(state, best, progress)
-        console.print(
-            f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-            f"  jaxgru train --resume {self.folder}"
-        )
+        if state.step > 0:
+            self._save(state, best, progress)
+            console.print(
+                f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
+                f"  jaxgru train --resume {self.folder}"
+            )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
         if not (self.folder / "config.toml").exists():
@@ -317,8 +316,7 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
         with console.status("reading the text"):
             complete, dataset, model = initial.load_text(config, text_sha256)
         wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size
-        is_learned = dataset.tokenizer.is_sized and not config.data.tokenizer_file
-        if is_learned and made < wanted:
+        if dataset.tokenizer.is_sized and not config.data.tokenizer_file and made < wanted:
             console.print(
                 f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
                 "; model.vocab_size is lowered to that."
@@ -329,7 +327,7 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
 
     def read(folder: Path) -> Start:
         info = folders.load_info(folder)
-        complete = folders.load_run_config(folder)
+        complete = load_config(folder / "config.toml")
         complete, dataset = load_dataset(complete, load_tokenizer(folder), info.text_sha256)
         model = initial.load_initial(complete, info.init_sha256)
         return folder, complete, info, dataset, model
@@ -340,11 +338,8 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
 
 
 def _devices(config: Config) -> Mesh:
-    """Return the mesh of all devices, which share a batch; a CPU's cores count as devices.
-
-    Several processes on a CPU leave its cores to their launcher.
-    """
-    if not is_distributed():
+    """Return the mesh of all devices, which share a batch; a CPU's cores count as devices."""
+    if not is_distributed():  # a launcher shares the cores out
         share_cpu(config.training.batch_size)
     return data_mesh(config.training.batch_size)
 

@@ -13,16 +13,9 @@ from jaxgru.errors import needs, printable
 
 with needs("train"):
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        SpinnerColumn,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.text import Text
-
 
 # a path may look like markup, and is not broken, so that it can be copied
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -42,14 +35,11 @@ def first_lines(text: str, count: int = 2) -> list[str]:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Let the first SIGINT, SIGTERM or SIGHUP only set a flag; a second one ends the process.
+    """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP has come.
 
     An exception raised while XLA compiles would crash the process, so none is raised. A second
     signal ends it as SIGKILL would, which loses no checkpoint. Signals that are ignored stay
-    ignored, as SIGHUP under nohup. Python handles signals in its main thread only; in another
-    thread, this does nothing.
-
-    Yields a function that returns whether a signal has come.
+    ignored, as SIGHUP under nohup. Python handles signals in its main thread only.
     """
     seen: list[int] = []
 

@@ -116,11 +116,17 @@ def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
         assert contents(run) == before
 
 
+def from_system(error, cause):
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),
         ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+        from_system(RuntimeError("Orbax's own words"), OSError(28, "No space left on device")),
     ],
 )
 def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):

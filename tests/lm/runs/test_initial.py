@@ -19,7 +19,7 @@ from jaxgru.lm.config import ModelConfig, config_names, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
-from jaxgru.lm.runs.folders import RunInfo, load_info, load_run_config, save_config, save_info
+from jaxgru.lm.runs.folders import RunInfo, load_info, save_config, save_info
 from jaxgru.lm.runs.initial import config_from, initial_params, load_initial
 from jaxgru.lm.runs.reports import published_losses
 from study.jobs import all_jobs, find_job
@@ -232,7 +232,7 @@ class TestConfig:
         run, _ = train("--config", "astra_alpha", "--data.corpus", tiny_text,
                        "--training.steps-per-epoch", 1, "--training.state_dropout", 0.3,
                        *options(sizes | recipe))  # fmt: skip
-        assert load_run_config(run).training.state_dropout == 0.3
+        assert load_config(run / "config.toml").training.state_dropout == 0.3
 
 
 class TestRefusals:
