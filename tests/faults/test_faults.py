@@ -65,10 +65,9 @@ class Lab:
 def result_of(runs: Path) -> dict[str, Any]:
     """All that a run leaves, but for its times; every array as bytes."""
     run = folders.find_run(runs / "tiny")
+    config = jaxgru.lm.load_config(run / "config.toml")
     with checkpoints.open_checkpoints(run) as manager:
-        state, best, _ = checkpoints.restore(
-            manager, run, jaxgru.lm.load_config(run / "config.toml")
-        )
+        state, best, _ = checkpoints.restore(manager, run, config)
     state = state.replace(key=jax.random.key_data(state.key))
     epochs = [jaxgru.lm.load(path)[0] for path in sorted((run / "epochs").iterdir())]
     arrays = jax.tree.leaves((state, best, jaxgru.lm.load(run)[0], epochs))
