@@ -122,10 +122,12 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
         bo=fresh.head.bo.at[ours].set(params.head.bo[kept]),
     )
     embedding = fresh.embedding.at[ours].set(params.embedding[kept])
+    others = tokenizer.vocab_size - len(ours)
+    rest = f"; for the other {others:,} they are random." if others else "."
     sentence = (
         f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): its layers, and its "
-        f"embedding and head for the {counted(len(ours), 'token')} that both vocabularies have; "
-        f"for the other {tokenizer.vocab_size - len(ours):,} they are random."
+        f"embedding and head for the {counted(len(ours), 'token')} that both vocabularies have"
+        f"{rest}"
     )
     return dataclasses.replace(params, embedding=embedding, head=head), sentence
 

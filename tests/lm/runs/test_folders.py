@@ -78,14 +78,11 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_run_json_is_what_was_written(tmp_path):
-    info = RunInfo("12", "34", 5)
-    assert load_info(create_run(tmp_path, CONFIG, TOKENIZER, info)) == info
-
-
 @pytest.mark.parametrize("text", ["", "[]", "\xff", '{"text": ""}'])
 def test_a_damaged_run_json_is_refused(tmp_path, text):
-    run = make_run(tmp_path)
+    info = RunInfo("12", "34", 5)
+    run = create_run(tmp_path, CONFIG, TOKENIZER, info)
+    assert load_info(run) == info
     (run / "run.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunError, match="json cannot be read"):
         load_info(run)

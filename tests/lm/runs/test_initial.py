@@ -212,7 +212,9 @@ class TestConfig:
         save_config(run_copy, theirs)
         path = tmp_path / "model.safetensors"
         save_safetensors(path, params, theirs, tokenizer)
-        for model in (run_copy, path):
+        onnx = tmp_path / "model.onnx"
+        jaxgru.lm.save(onnx, params, theirs, tokenizer)
+        for model in (run_copy, path, onnx):
             own = config_from(str(model)).data
             assert own == dataclasses.replace(data, corpus=own.corpus)
             given = {"data.corpus": "mine.txt", "data.encoding": "utf-16"}

@@ -40,6 +40,16 @@ def start(tmp_path, tiny_text):
     return lambda: start_run(load_config("astra_alpha", options), tmp_path / "runs")
 
 
+@pytest.fixture
+def family(run_copy, tmp_path):
+    """The folder of `start`'s runs, with one in it."""
+    family = tmp_path / "runs" / "tiny"
+    family.mkdir(parents=True)
+    (family / "latest").symlink_to("v1")
+    run_copy.rename(family / "v1")
+    return family
+
+
 class TestBound:
     """To all that the checkpoint was made with."""
 
@@ -296,13 +306,9 @@ class TestTraining:
 
     @pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
     def test_a_signal_before_the_first_step_leaves_no_empty_run(
-        self, start, monkeypatch, name, tmp_path, run_copy
+        self, start, monkeypatch, name, family
     ):
         """While it is being compiled, say. `latest` still names the run before."""
-        family = tmp_path / "runs" / "tiny"
-        family.mkdir(parents=True)
-        run_copy.rename(family / "v1")
-        (family / "latest").symlink_to("v1")
         fresh_state, before = lifecycle._fresh_state, signal.getsignal(getattr(signal, name))
 
         def interrupted(*arguments):
@@ -316,14 +322,8 @@ class TestTraining:
         assert os.readlink(family / "latest") == "v1"
         assert signal.getsignal(getattr(signal, name)) is before
 
-    def test_a_failing_disk_leaves_no_empty_run(
-        self, start, monkeypatch, tmp_path, run_copy, capfd
-    ):
+    def test_a_failing_disk_leaves_no_empty_run(self, start, monkeypatch, family, capfd):
         """Nothing could be saved. What was there before is found again."""
-        family = tmp_path / "runs" / "tiny"
-        family.mkdir(parents=True)
-        run_copy.rename(family / "v1")
-        (family / "latest").symlink_to("v1")
         before = contents(family)
 
         def full(checkpoint, values):
