@@ -128,7 +128,7 @@ def test_zoneout(kind, mean):
         np.testing.assert_allclose(seen, expected, 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["gru", "projected lstm", *slow("gru, reset before", "lstm")])
+@pytest.mark.parametrize("kind", ["gru", "gru, reset before", "lstm", "projected lstm"])
 def test_the_gradients_of_variational_dropout(kind):
     layer, x, carry = problem(CELLS[kind][0])
     dropout = Dropout(KEY, 0.25, "state", "variational")
