@@ -17,6 +17,7 @@ from random_models import by_gate
 
 import jaxgru
 from jaxgru import cells
+from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
 from jaxgru.cells.products import dense
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_linen import to_linen
@@ -182,6 +183,19 @@ def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
             state = equations(layer, state, x[b, t])
             h = state[0] if isinstance(state, tuple) else state
             np.testing.assert_allclose(y[b, t], h, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("B, G, n", [(2, 3, 2), (3, 1, 3), (1, 4, 1)])
+def test_a_product_with_blocks_is_that_with_their_matrix(B, G, n):
+    """In rows and in columns, and with the transposed weights, as gradients need it."""
+    U, h, d = normal(n, 6 // n, G * 6 // n), normal(B, 6, seed=2), normal(B, G * 6, seed=3)
+    gates = map(block_diagonal, np.split(U, G, axis=-1))
+    matrix = np.concatenate(list(gates), axis=-1)
+    for layout in (IN_ROWS, IN_COLUMNS):
+        for weights, x, expected in ((U, h, h @ matrix), (U.mT, d, d @ matrix.T)):
+            turned = layout.turned((jnp.asarray(weights), jnp.asarray(x)))
+            seen = layout.turned(layout.product(*turned))
+            np.testing.assert_allclose(seen, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("init", [jaxgru.init_gru, jaxgru.init_lstm])
