@@ -139,7 +139,7 @@ class Cell:
 
         Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
         not h, which dropout may drop units of. Then their gradients are computed for all steps at
-        once. A step that multiplies by weights in another way is differentiated step by step.
+        once. A step that multiplies by large weights in another way is differentiated by JAX.
 
         Args:
           layout: a `Layout`.
@@ -148,7 +148,7 @@ class Cell:
         known: Any = self.by_hand()
         recurrence, U = known
         gates = layout.gates(a, recurrence.gates)
-        return recurrence.step(layout, layout.turned(U), carry, gates)[0]
+        return recurrence.step(layout, layout.weights(U), carry, gates)[0]
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
         """Return a recurrence with a hand-written gradient, and its weights; None: there is none.

@@ -44,13 +44,16 @@ class Layout(NamedTuple):
         return self.drop(self.product(U, d))
 
     def turn(self, x: Array) -> Array:
-        """Transpose between (..., B, H) and this layout; a vector (H) becomes a row or a column."""
-        x = x[None] if x.ndim == 1 else x
+        """Transpose between (..., B, H) and this layout."""
         return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
 
     def turned(self, tree: Any) -> Any:
         """Return a tree with each array turned."""
         return jax.tree.map(self.turn, tree)
+
+    def weights(self, U: Any) -> Any:
+        """Return weights in this layout; a vector (H) becomes a row or a column."""
+        return self.turned(jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, U))
 
     def dropping(self, mask: Mask) -> Layout:
         """Return this layout with a dropout in its products; its mask is (B, H), in rows."""

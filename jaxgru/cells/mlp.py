@@ -65,7 +65,7 @@ class MLPParams(Cell):
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
         x = looked_up(x)
-        T, K, dtype = len(x), len(self.W), widest(carry[1], x)
+        T, K, dtype = x.shape[0], len(self.W), widest(carry[1], x)
         x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
 
         @partial(jax.checkpoint, prevent_cse=False)  # keeps W, and not the inputs of each position

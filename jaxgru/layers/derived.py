@@ -12,12 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array
 
 from jaxgru.cells.base import CellParams, Recurrence
 from jaxgru.cells.layout import IN_ROWS, Layout
 from jaxgru.cells.marks import hidden
 from jaxgru.cells.products import gradient_of
+
+
+class _Unknown(Exception):
+    """A product is none of a step and a matrix."""
 
 
 def derived(
@@ -30,8 +35,9 @@ def derived(
       a: a step of what the cell's `inputs` returns.
 
     Returns:
-      None if the step computes weights from its state or input, or uses large ones without
-      `layout.times`; JAX's gradient of all steps is then as good.
+      None, so that JAX's gradient is used, if the step computes weights from its state or input;
+      uses large ones without `layout.times`; multiplies within a transformation, as `jax.vmap`; or
+      counts in a carry of whole numbers.
     """
     leaves, structure = jax.tree.flatten(params)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -40,23 +46,36 @@ def derived(
         of_cell = jax.tree.unflatten(structure, leaves)
         return of_cell.step(layout._replace(product=product), carry, a)
 
-    def recorded(leaves: list, carry: Any, a: Array) -> tuple[Any, list, list]:
-        """Return the next carry if all products are zeros, their weights and their factors."""
-        weights, factors = [], []
+    def recorded(leaves: list, carry: Any, a: Array, cut: bool) -> tuple[Any, list, list]:
+        """Return the next carry, the weights of all products and their factors.
+
+        With `cut`, what depends on weights through products alone does not depend on them here.
+        """
+        weights, factors, here = [], [], get_opaque_trace_state()
 
         def product(U: Array, h: Array) -> Array:
+            if U.ndim < 2 or get_opaque_trace_state() != here:
+                raise _Unknown
             weights.append(U)
             factors.append(h)
-            return jnp.zeros_like(jax.eval_shape(IN_ROWS.product, U, h))
+            y = IN_ROWS.product(U, h)
+            return jnp.zeros(y.shape, y.dtype) if cut else y
 
         return run(IN_ROWS, product, leaves, carry, a), weights, factors
 
     args = leaves, carry, a
-    inner = [i for i in _read(lambda *args: recorded(*args)[::2], *args) if i < len(leaves)]
-    of_state = max(_read(lambda *args: recorded(*args)[1], *args), default=0) >= len(leaves)
-    if of_state or any(leaves[i].size > 4 * hidden(carry).size for i in inner):
+    try:
+        read_alone = _read(lambda *args: recorded(*args, cut=True)[::2], *args)
+        read_by_weights = _read(lambda *args: recorded(*args, cut=False)[1], *args)
+    except _Unknown:
         return None
-    U = recorded(*args)[1]
+    inner = [i for i in read_alone if i < len(leaves)]
+    is_floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    large = any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner)
+    of_state = max(read_by_weights, default=0) >= len(leaves)
+    if large or of_state or not all(map(is_floating, jax.tree.leaves(carry))):
+        return None
+    U = recorded(*args, cut=False)[1]
     n = len(U)
 
     def given(layout: Layout, times: Callable, others: Any, carry: Any, a: Array) -> Any:

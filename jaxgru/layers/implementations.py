@@ -39,11 +39,11 @@ from jaxgru.layers.dropout import Dropouts, at_step, dropout_masks
 from jaxgru.layers.over_time import advance, over_time
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
-"""How layers can be computed. "scan" has a hand-written gradient, if the cell defines one.
-"autodiff" has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of
-a stack at the same time, for GPUs. It falls back to "scan" if it does not support the layers, and
-for resets, padding, `return_carries`, a `ResidualStack`, zoneout and variational dropout at the
-state. "auto" is "scan": on the one GPU tried, the wavefront made GRUs faster, an LSTM slower."""
+"""How layers can be computed. "scan" has a gradient of jaxgru's own, by hand or derived. "autodiff"
+has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at
+the same time, for GPUs. It falls back to "scan" if it does not support the layers, and for resets,
+padding, `return_carries`, a `ResidualStack`, zoneout and variational dropout at the state. "auto"
+is "scan": on the one GPU tried, the wavefront made GRUs faster, an LSTM slower."""
 
 ROWS_AT_ONCE, FEWEST_BLOCKS = 512, 4  # steps times rows of the batch: see `block_length`
 
@@ -69,8 +69,8 @@ def unroll_autodiff(
 
 def check_products(params: CellParams, carry: Any, a: Array) -> None:
     """Raise ValueError if a cell has no products of h with weights, which dropout could mask."""
-    dropped: list[Array] = []
-    layout = PLAIN._replace(drop=lambda h: (dropped.append(h), h)[1])
+    dropped: list[bool] = []
+    layout = PLAIN._replace(drop=lambda h: (dropped.append(True), h)[1])
     jax.eval_shape(lambda: params.step(layout, carry, a))
     if not dropped:
         raise ValueError(
@@ -123,14 +123,15 @@ def unroll_layer(
     inputs, steps = before_lookup(params.inputs, x)
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
-    wide = jnp.finfo(U[0].dtype).bits >= 32
+    wide = all(jnp.finfo(leaf.dtype).bits >= 32 for leaf in jax.tree.leaves(params))
     length = block_length(T, B, H) if wide else T
     steps = steps, marks.each_step()
     # To compute a shorter last block would be a second program, and take twice the time to compile.
-    # So it reads steps of zeros beyond the last one, and the last carry is one of all carries.
+    # So it reads the last step again and again, and the last carry is one of all carries.
     beyond = 0 if length == T else -T % length
     if beyond:
-        steps = jax.tree.map(lambda a: jnp.pad(a, [(0, beyond)] + [(0, 0)] * (a.ndim - 1)), steps)
+        more = lambda a: jnp.pad(a, [(0, beyond)] + [(0, 0)] * (a.ndim - 1), mode="edge")
+        steps = jax.tree.map(more, steps)
 
     def run(carry: Any, steps: tuple[Array, Marks]) -> tuple[Any, Any]:
         """Compute some of the steps."""
@@ -185,14 +186,14 @@ def in_blocks(
 
 @contextmanager
 def forward_mode_explained() -> Iterator[None]:
-    """Let JAX's error about forward mode through a hand-written gradient say what would work."""
+    """Let JAX's error about forward mode through jaxgru's gradient say what would work."""
     try:
         yield
     except TypeError as error:
         if not {"forward-mode", "custom_vjp"} <= set(str(error).split()):
             raise
         raise TypeError(
-            "forward mode (jvp, jacfwd) cannot pass a layer's hand-written gradient; it needs "
+            "forward mode (jvp, jacfwd) cannot pass a layer's own gradient; it needs "
             'implementation="autodiff".'
         ) from None
 

@@ -112,7 +112,7 @@ def _scan(layout, recurrence, return_carries, U, carry, parts, marks, save=False
     is any; and what the steps save.
     """
     turned, dropping, of_part = layout.turned, layout.dropping(marks.product), recurrence.gates
-    U, carry, marks = turned(U), turned(carry), turned_marks(layout, marks)
+    U, carry, marks = layout.weights(U), turned(carry), turned_marks(layout, marks)
     of_part //= len(parts)
 
     def step(carry, now):
@@ -133,7 +133,7 @@ def _backward(recurrence, return_carries, residuals, cotangents):
     layout = training_layout(recurrence, *h.shape[1:])
     turned, dropping = layout.turned, layout.dropping(marks.product)
     d_outputs, d_last = turned(cotangents)
-    transposed_U = turned(tuple(leaf.mT if leaf.ndim > 1 else leaf for leaf in U))
+    transposed_U = layout.weights(tuple(leaf.mT if leaf.ndim > 1 else leaf for leaf in U))
     first, in_layout = turned(first), turned_marks(layout, marks)
 
     after = with_hidden(first, layout.turn(h), others)

@@ -62,7 +62,7 @@ def unroll(
 ) -> tuple[Any, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
 
-    The gradient is hand-written, for reverse mode (`grad`, `grad` of `grad`, `hessian`). Forward
+    The gradient is jaxgru's own, for reverse mode (`grad`, `grad` of `grad`, `hessian`). Forward
     mode alone (`jvp`, `jacfwd`) needs the implementation "autodiff".
 
     Args:

@@ -1,0 +1,163 @@
+"""Cells of one's own: their derived gradients are JAX's, or JAX's are used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.nn import sigmoid
+from jaxtyping import Array
+
+import jaxgru
+from jaxgru.cells import Cell, struct
+from jaxgru.layers.derived import derived
+
+E, H = 3, 20
+
+
+@struct
+class Plain(Cell):
+    W: Array
+    U: Array
+    V: Array
+    b: Array
+    sizes = lambda self: (self.W.shape[0], self.b.shape[0])
+    inputs = lambda self, x: jnp.log(x) @ self.W + self.b
+
+    def step(self, layout, h, a):
+        return jnp.tanh(a + layout.times(self.U, h))
+
+
+class OfACarry(Plain):
+    """With a second part, which has no units."""
+
+    def zero_carry(self, batch_size):
+        return super().zero_carry(batch_size), jnp.ones(batch_size, self.b.dtype)
+
+
+def of_step(step, base=Plain, **fields):
+    return struct(type("Of", (base,), {"step": step, **fields}))
+
+
+def cond(p, layout, h, a):
+    step = lambda h: jnp.tanh(a + layout.times(p.U, h))
+    return jax.lax.cond(h.sum() > 0, step, lambda h: jnp.tanh(a + h), h)
+
+
+def scalar(p, layout, carry, a):
+    h, n = carry
+    return jnp.tanh(a + layout.times(p.U, h) / n[:, None]), n + 1 + 0.1 * h.mean(-1)
+
+
+def twice(p, layout, h, a):
+    """U directly, too; V of what U returned."""
+    y = layout.times(p.U, h) + h @ p.U
+    return jnp.tanh(a + y * jnp.diag(p.V) + layout.product(p.V, jnp.sin(y)))
+
+
+CELLS = {  # a step, and whether its gradient is derived
+    "one product": (of_step(Plain.step), True),
+    "none": (of_step(lambda p, layout, h, a: sigmoid(a) * h + jnp.tanh(a)), True),
+    "a normed weight, twice": (
+        of_step(
+            lambda p, layout, h, a: jnp.tanh(
+                a + layout.times(p.U / jnp.linalg.norm(p.U), h) + layout.times(p.U, h * p.b)
+            )
+        ),
+        True,
+    ),
+    "factors of another rank": (
+        of_step(
+            lambda p, layout, h, a: jnp.tanh(
+                a + layout.product(p.U, jnp.stack([h, h**2], 1)).sum(1) + layout.product(p.V, p.b)
+            )
+        ),
+        True,
+    ),
+    "a small matrix without times": (
+        of_step(lambda p, layout, h, a: jnp.tanh(a + layout.times(p.U, h) * (1 + p.W.sum(0)))),
+        True,
+    ),
+    "stopped": (
+        of_step(
+            lambda p, layout, h, a: jnp.tanh(
+                a
+                + jax.lax.stop_gradient(layout.times(p.U, h))
+                + layout.times(p.V, jax.lax.stop_gradient(h))
+            )
+        ),
+        True,
+    ),
+    "a carry of one number": (of_step(scalar, OfACarry), True),
+    "a large matrix without times": (of_step(twice), False),
+    "a weight of the state": (
+        of_step(lambda p, layout, h, a: jnp.tanh(a + layout.times(p.U * h.mean(), h))),
+        False,
+    ),
+    "a weight of a product": (
+        of_step(
+            lambda p, layout, h, a: jnp.tanh(
+                a + layout.times(p.V * sigmoid(layout.times(p.U, h)).mean(), h)
+            )
+        ),
+        False,
+    ),
+    "vmap": (
+        of_step(
+            lambda p, layout, h, a: jnp.tanh(
+                a + jax.vmap(lambda U: layout.times(U, h))(jnp.stack([p.U, p.V])).sum(0)
+            )
+        ),
+        False,
+    ),
+    "cond": (of_step(cond), False),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_gradients_are_jaxs(name, monkeypatch):
+    """Of all parameters, the input and the carry, with resets, in blocks and with a rest."""
+    monkeypatch.setattr(jaxgru.layers.implementations, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(jaxgru.layers.implementations, "FEWEST_BLOCKS", 1)
+    cls, is_derived = CELLS[name]
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
+        p = cls(normal(E, H), normal(H, H), normal(H, H), normal(H))
+        x, reset = jnp.exp(normal(2, 5, E)), rng.random((2, 5)) < 0.3
+        carry = p.zero_carry(2)
+        assert (derived(p, carry, normal(2, H)) is not None) == is_derived
+
+        def loss(p, x, implementation):
+            y, last = jaxgru.unroll(p, x, reset=reset, implementation=implementation)
+            return sum(
+                (jnp.cos(leaf) * 0.9**i).sum() for i, leaf in enumerate([y, *jax.tree.leaves(last)])
+            )
+
+        seen, expected = (
+            jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=2)(p, x, name)
+            for name in ("scan", "autodiff")
+        )
+    for a, b in zip(jax.tree.leaves(seen), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("narrow", ["W", "V"])
+def test_sums_of_half_precision_are_wide(narrow):
+    """Whichever of the weights is narrow: blocks would add up its gradient in its dtype."""
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    def step(p, layout, h, a):
+        return jnp.tanh(a + layout.times(p.U, h) + layout.times(p.V, h))
+
+    p = of_step(step, inputs=lambda self, x: x @ self.W + self.b)(
+        normal(E, H), normal(H, H) / 9, normal(H, H) / 9, normal(H)
+    )
+    p = p.replace(**{narrow: getattr(p, narrow).astype(jnp.bfloat16)})
+    x = jnp.abs(normal(64, 512, E))
+    loss = lambda p, implementation: jaxgru.unroll(p, x, implementation=implementation)[0].sum()
+    seen, expected = (
+        np.asarray(getattr(jax.grad(loss)(p, name), narrow), np.float64)
+        for name in ("scan", "autodiff")
+    )
+    assert np.linalg.norm(seen - expected) < 0.02 * np.linalg.norm(expected)
