@@ -132,7 +132,7 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
         raise InteropError(
             f"to_keras does not take {', '.join(taken)}, which the layers determine."
         )
-    made, features = [], sizes(ahead[0])[0]
+    made = []
     for i, p in enumerate(ahead):
         inner = options if i == len(ahead) - 1 else options | {"return_sequences": True}
         layer = _made(p, inner)
@@ -142,6 +142,7 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
             both.set_weights(layer.get_weights() + _made(back[i], inner).get_weights())
             layer = both
         made.append(layer)
+    features = sizes(ahead[0])[0]
     check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
     if len(made) == 1:
         return made[0]

@@ -179,13 +179,9 @@ def of_another_kind():
 @pytest.mark.parametrize(
     "call, says",
     [
-        (
-            lambda: rnn("LSTMCell", activation_fn=jax.nn.relu),
-            "LSTMCell has activation_fn=relu",
-        ),
-        (lambda: RNN(type("Own", (gru,), {})(2, 3, rngs=nnx.Rngs(0))), "an Own; .* not a subclass"),
-        (lambda: RNN(layer("gru")), "a ResetBeforeGRUParams; .* in jaxgru.libraries.flax_nnx.Lay"),
-        (lambda: RNN(nnx_cell("GRUCell"), state_axes={nnx.Param: 0}), "state_axes is given"),
+        (lambda: rnn("LSTMCell", activation_fn=jax.nn.relu)(X), "activation_fn=relu; it must be"),
+        (lambda: from_nnx(type("Own", (gru,), {})(2, 3, rngs=nnx.Rngs(0))), "an Own; .* not a sub"),
+        (lambda: from_nnx(layer("gru")), "a ResetBeforeGRUParams; .*libraries.flax_nnx.Layer"),
         (lambda: rnn()(X, reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
         (lambda: rnn()(X, seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be"),
         (

@@ -155,7 +155,7 @@ class TestSmallModels:
         params = random_params(CONFIGS["gru"])
         with pytest.raises(InteropError, match="a MinGRUParams cannot be converted: ONNX has a "):
             to_onnx(random_params(ModelConfig("min_gru", **SIZES)))
-        with pytest.raises(InteropError, match="are bfloat16 and float32; they must be all"):
+        with pytest.raises(InteropError, match="are bfloat16 and float32; they must be"):
             to_onnx(params.replace(embedding=params.embedding.astype(jnp.bfloat16)))
         with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(params)
