@@ -188,7 +188,7 @@ class TestLength:
         resume_run(run_copy, {"training.epochs": 3})
         before = records(run_copy)
         resume_run(run_copy, {"training.epochs": 3})
-        assert "is finished, with 3 epochs." in capfd.readouterr().out
+        assert "is finished, with 3 epochs;" in capfd.readouterr().out
         assert records(run_copy) == before
         assert load_info(run_copy).lengthened == 1
 
