@@ -191,6 +191,8 @@ def claim(run: Path) -> Iterator[None]:
                 raise RunError(f"the run {run} is being trained by another process.")
             for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path)
+            for path in run.rglob(".jaxgru-*.part"):
+                path.unlink()
             yield
     except UserError:
         raise
