@@ -155,8 +155,10 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
 
 
 def true_or_false(text: str) -> bool:
-    """Return the bool that is typed. Raises ValueError, which argparse reports."""
-    return bool(["false", "true"].index(text.lower()))
+    """Return the bool that is typed. Raises ArgumentTypeError where it is neither."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
 
 
 TYPES = {int: int, float: float, bool: true_or_false}

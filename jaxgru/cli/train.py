@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, add_word, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
+from jaxgru.lm.formats import format_of
 from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.runs.checkpoints import silence_orbax
@@ -86,6 +88,10 @@ def main() -> None:
         )
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
+    if arguments.config and os.path.isdir(arguments.config):
+        parser.error(f"{arguments.config} is a folder, not a config; --resume resumes a run.")
+    if arguments.config and format_of(arguments.config):
+        parser.error(f"{arguments.config} is a model, not a config; --init trains it further.")
     if arguments.name is not None:
         overrides["name"] = arguments.name
 

@@ -167,7 +167,8 @@ def test_another_of_its_name_is_refused(registered):
     with pytest.raises(ValueError, match="AveragesParams has no name; it must be what model.cell"):
         cells.register(AveragesParams)
     with pytest.raises(
-        jaxgru.UserError, match="reset_gate is before; it must be after, .* for gru"
+        jaxgru.UserError,
+        match="reset_gate is before, but this cell is mgu; the option is only for gru",
     ):
         jaxgru.lm.ModelConfig(cell="mgu", reset_gate="before")
 

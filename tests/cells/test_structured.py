@@ -62,7 +62,7 @@ def test_a_projection_without_biases_and_one_that_pytorch_has_not():
     x = normal(5, 2, 3)
     y, _ = jaxgru.bidirectional(*from_torch(module), jnp.asarray(x), time_major=True)
     np.testing.assert_allclose(y, module(torch.tensor(x))[0].detach(), rtol=1e-10)
-    with pytest.raises(InteropError, match="has 4 units; in PyTorch it must have fewer than"):
+    with pytest.raises(ValueError, match="proj_size has to be smaller than hidden_size"):
         to_torch(jaxgru.init_lstm(jax.random.key(0), 3, 4, proj_size=4, dtype="float64"))
 
 

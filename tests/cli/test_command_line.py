@@ -67,17 +67,20 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("evaluate", "astra_alpha --foo", "there is no option --foo; --help lists the options."),
         ("train", "leviatan", "there is no config 'leviatan'; the nearest is leviathan."),
         ("train", "my.toml", "my.toml cannot be read: No such file or directory."),
+        ("train", "runs", "runs is a folder, not a config; --resume resumes a run."),
+        ("train", "m.onnx", "m.onnx is a model, not a config; --init trains it further."),
         ("train", "leviathan more", "unrecognized arguments: more"),
         ("train", "leviathan --config x", "argument --config: not allowed with argument CONFIG"),
         ("train", "leviathan --training.steps-per-epoch none",
          "argument --training.steps_per_epoch: invalid int value: 'none'"),
         ("train", "leviathan --model.final_norm yes",
-         "argument --model.final_norm: invalid true_or_false value: 'yes'"),
+         "argument --model.final_norm: 'yes' is neither true nor false"),
         ("sample", "--ngram 3 astra_beta", "argument MODEL: not allowed with argument --ngram"),
         ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence(script, name, words, says):
+def test_a_mistake_is_one_sentence(script, tmp_path, name, words, says):
+    (tmp_path / "runs").mkdir()
     assert script(name, *words.split()) == Outcome(2, "", f"{name}.py: {says}\n")
 
 
