@@ -39,12 +39,10 @@ class _GRU(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         given = {name: getattr(options, name) for name in cls.options}
         return init_gru(key, E, H, dtype=dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         vectors = [(3, self.b), (2, self.c), (1, getattr(self, "cn", None))]
         return sizes_of_gates(3, self.W, self.U, [v for v in vectors if v[1] is not None])
 
@@ -84,7 +82,6 @@ class GRUParams(_GRU):
     reset_gate: ClassVar[str] = "after"
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        """See `Cell.by_hand`."""
         return RESET_AFTER, (self.U, self.cn)
 
 
@@ -105,7 +102,6 @@ class ResetBeforeGRUParams(_GRU):
     reset_gate: ClassVar[str] = "before"
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        """See `Cell.by_hand`."""
         U = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
         return RESET_BEFORE, tuple(U)
 

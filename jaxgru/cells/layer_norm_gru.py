@@ -44,11 +44,9 @@ class LayerNormGRUParams(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_layer_norm_gru(key, E, H, dtype, num_blocks=options.num_blocks)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         vectors = [(3, self.b), (1, self.cn), (3, self.w), (3, self.u)]
         return sizes_of_gates(3, self.W, self.U, vectors)
 

@@ -53,11 +53,9 @@ class LayerNormLSTMParams(AnyLSTM):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_layer_norm_lstm(key, E, H, dtype, num_blocks=options.num_blocks)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         vectors = [(4, self.b), (4, self.w), (4, self.u), (1, self.wc), (1, self.bc)]
         return sizes_of_gates(4, self.W, self.U, vectors)
 

@@ -55,11 +55,9 @@ class LSTMParams(AnyLSTM):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_lstm(key, E, H, num_blocks=options.num_blocks, dtype=dtype)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
@@ -67,7 +65,6 @@ class LSTMParams(AnyLSTM):
         return plus(dot(x, self.W), self.b)
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        """See `Cell.by_hand`."""
         return RECURRENCE, (self.U,)
 
 

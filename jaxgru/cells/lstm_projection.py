@@ -35,7 +35,6 @@ class ProjectedLSTMParams(AnyLSTM):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_projected_lstm(key, E, H, options.proj_size, dtype)
 
     def sizes(self) -> tuple[int, int] | None:
@@ -45,7 +44,6 @@ class ProjectedLSTMParams(AnyLSTM):
         return (known[0], p) if known and self.P.shape == (known[1], p) else None
 
     def hidden_sizes(self) -> str:
-        """See `Cell.hidden_sizes`."""
         return f"hidden {len(self.P)}, proj_size {self.P.shape[1]}"
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
@@ -53,7 +51,6 @@ class ProjectedLSTMParams(AnyLSTM):
         return plus(dot(x, self.W), self.b)
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        """See `Cell.by_hand`."""
         return RECURRENCE, (self.U, self.P)
 
 

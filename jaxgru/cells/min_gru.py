@@ -54,11 +54,9 @@ class MinGRUParams(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_min_gru(key, E, H, dtype=dtype)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         fits = self.W.ndim == 2 and not self.W.shape[1] % 2 and self.b.shape == self.W.shape[1:]
         return (len(self.W), len(self.b) // 2) if fits else None
 

@@ -38,11 +38,9 @@ class MLPParams(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         return init_mlp(key, E, H, options.context_length, dtype)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         fits = self.W.ndim == 3 and self.b.shape == self.W.shape[2:]
         return (self.W.shape[1], self.W.shape[2]) if fits else None
 

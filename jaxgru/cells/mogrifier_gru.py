@@ -49,12 +49,10 @@ class MogrifierGRUParams(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        """See `Cell.draw`."""
         rounds, rank = options.num_rounds, options.rank or None
         return init_mogrifier_gru(key, E, H, num_rounds=rounds, rank=rank, dtype=dtype)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         if not self.W.ndim == self.U.ndim == self.Qa.ndim - 1 == self.Ra.ndim - 1 == 2:
             return None
         E, H, (n, _, k), m = len(self.W), len(self.U), self.Qa.shape, len(self.Ra)

@@ -34,11 +34,9 @@ class RNNParams(Cell):
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> RNNParams:
-        """See `Cell.draw`."""
         return init_rnn(key, E, H, dtype=dtype)
 
     def sizes(self) -> tuple[int, int] | None:
-        """See `Cell.sizes`."""
         return sizes_of_gates(1, self.W, self.U, [(1, self.b)])
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n H"]:

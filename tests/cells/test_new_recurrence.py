@@ -168,7 +168,7 @@ def test_another_of_its_name_is_refused(registered):
         cells.register(AveragesParams)
     with pytest.raises(
         jaxgru.UserError,
-        match="reset_gate is before, but this cell is mgu; the option is only for gru",
+        match="before, but this cell is mgu; the option is only for gru",
     ):
         jaxgru.lm.ModelConfig(cell="mgu", reset_gate="before")
 

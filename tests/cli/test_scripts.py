@@ -447,8 +447,8 @@ class TestEvaluateRefuses:
         moved.write_text("something else")
         message = refused("evaluate", "--run", run_copy)
         assert "has changed or is another text" in message and "with --text." in message
-        anew = f"jaxgru train --init run_copy --training.epochs 3 --data.corpus {moved}"
-        assert refused("train", "--resume", run_copy, "--training.epochs", 3).endswith(f"{anew}\n")
+        says = "give the right one with --data.corpus.\n"
+        assert refused("train", "--resume", run_copy).endswith(says)
 
     def test_another_text_of_that_name_in_the_working_folder(
         self, refused, tiny_run, tiny_text, tmp_path
