@@ -60,8 +60,9 @@ def struct(cls: type[T]) -> type[T]:
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
-    static = [f.name for f in fields(cls) if f.metadata.get("static")]
-    data = [f.name for f in fields(cls) if f.name not in static]
+    known: Any = cls
+    static = [f.name for f in fields(known) if f.metadata.get("static")]
+    data = [f.name for f in fields(known) if f.name not in static]
 
     def flatten(p: T) -> tuple[tuple, tuple]:
         return tuple(getattr(p, name) for name in data), tuple(getattr(p, name) for name in static)

@@ -9,6 +9,7 @@ https://dm-haiku.readthedocs.io/en/latest/api.html#recurrent.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -72,7 +73,7 @@ def dynamic_unroll(
     inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
     axis = 0 if time_major or inputs.ndim == 2 else 1
     batch = inputs.shape[:1] if axis else inputs.shape[1:-1]
-    state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))
+    state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))  # pyright: ignore[reportAttributeAccessIssue]
     state = hk.LSTMState(*state) if pair else state
     if resets is not None:
         resets = jnp.asarray(common.reshaped("should_reset", resets, inputs.shape[:-1]), bool)
@@ -175,7 +176,8 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     has = "Haiku has an LSTM, a GRU whose reset gate acts before the product, and an RNN with ReLU"
     order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
     p = common.single_bias(layer)
-    p = p.replace(b=_forget_bias(p.b, -1)) if isinstance(p, LSTMParams) else p
+    if isinstance(p, LSTMParams):
+        p = dataclasses.replace(p, b=_forget_bias(p.b, -1))
     W, U, b = common.sides(p, order)
     if isinstance(p, LSTMParams):
         return {"w": jnp.concatenate([W, U]), "b": b}

@@ -142,7 +142,7 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
             both.set_weights(layer.get_weights() + _made(back[i], inner).get_weights())
             layer = both
         made.append(layer)
-    features = sizes(ahead[0])[0]
+    features = sizes(list(ahead)[0])[0]
     check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
     if len(made) == 1:
         return made[0]
