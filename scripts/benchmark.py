@@ -32,6 +32,7 @@ from jaxgru.lm import load_config
 from jaxgru.lm.config import Config
 from jaxgru.parallel import hardware
 from pages.markdown import versions
+from pages.records import describe_hardware
 
 PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 CONFIGS = ("astra_alpha", "astra_beta", "astra_gamma")
@@ -131,7 +132,7 @@ def _describe(arguments: argparse.Namespace) -> BenchmarkRun:
         notes.append(f"XLA_FLAGS was {flags}")
     notes.append(f"the machine's load was {os.getloadavg()[0]:.1f} at the start")
     return BenchmarkRun(
-        hardware=hardware.describe_hardware(),
+        hardware=describe_hardware(),
         command=shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
         versions={"python": platform.python_version(), **versions(PACKAGES)},
         rounds=arguments.repeats,

@@ -23,10 +23,9 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.files import write_text
-from jaxgru.lm.runs.folders import RunError, is_finished, load_info
-from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.lm.runs.folders import RunError, load_info
 from pages.markdown import write_page
-from pages.records import dumps, load, load_or
+from pages.records import describe_hardware, dumps, is_finished, load, load_or
 from study.jobs import NANOGPT, SEEDS, all_jobs, find_job
 from study.records import Run, RunMeasures, Study, load_metrics
 from study.study_page import Page

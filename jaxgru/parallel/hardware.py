@@ -1,31 +1,16 @@
-"""The machine: its description for the numbers in docs/, and the use of its cores and memory."""
+"""The machine: the use of its cores and memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import platform
-import re
 import sys
 from pathlib import Path
 
 import jax
 
-from jaxgru.errors import counted
-
 MIN_ROWS = 32  # the fewest rows per device of a CPU; with fewer, matrix products are slow
-
-
-def describe_hardware() -> str:
-    """Return the name of JAX's device (for a CPU, its cores and model) and JAX's version."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return f"{device.device_kind}, JAX {jax.__version__}"
-    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
-        model = found[1]  # more precise on Linux
-    return f"{counted(num_cores(), 'core')} of {model}, JAX {jax.__version__}"
 
 
 def num_cores() -> int:

@@ -15,9 +15,9 @@ from jaxgru.lm.evaluation import Scores, evaluate, in_units
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER
-from jaxgru.lm.runs.folders import RunError, find_run, is_finished, load_info
-from jaxgru.parallel.hardware import describe_hardware
+from jaxgru.lm.runs.folders import RunError, find_run, load_info
 from pages.markdown import table
+from pages.records import describe_hardware, is_finished
 from study.records import Epoch, load_metrics
 
 MAX_BYTES = 20_000_000  # of one model in the package

@@ -6,13 +6,17 @@ The types are in jaxgru, study/records.py and bench/records.py.
 from __future__ import annotations
 
 import json
+import platform
+import re
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import msgspec
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, counted
+from jaxgru.parallel.hardware import num_cores
 
 T = TypeVar("T")
 
@@ -41,3 +45,19 @@ def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def describe_hardware() -> str:
+    """Return the name of JAX's device (for a CPU, its cores and model) and JAX's version."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return f"{device.device_kind}, JAX {jax.__version__}"
+    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
+        model = found[1]  # more precise on Linux
+    return f"{counted(num_cores(), 'core')} of {model}, JAX {jax.__version__}"
+
+
+def is_finished(run: Path) -> bool:
+    """Return whether a run is finished."""
+    return (run / "samples.txt").exists()  # the last file that a run writes

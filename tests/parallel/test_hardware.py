@@ -46,14 +46,6 @@ def test_freed_memory_is_kept():
     assert faults(False) > 5 * 16000 and faults(True) < 100
 
 
-@pytest.mark.parametrize("number, says", [(1, "1 core of "), (2, "2 cores of ")])
-def test_one_core_is_no_plural(number, says, monkeypatch):
-    monkeypatch.setattr(hardware, "num_cores", lambda: number)
-    cpus = jax.devices("cpu")  # the default may be a GPU
-    monkeypatch.setattr(jax, "devices", lambda: cpus)
-    assert hardware.describe_hardware().startswith(says)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_started_process_does_not_report_its_parents_peak():
     """If a process was larger than what it executes, ru_maxrss keeps its larger peak."""

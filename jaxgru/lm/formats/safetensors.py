@@ -23,7 +23,7 @@ from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import check_format, pack, read_config, unpack
+from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params
 
 
@@ -59,12 +59,6 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     with _opened(path) as (where, file, metadata):
         read = lambda like: {name: file.get_tensor(name) for name in file.keys()}
         return unpack(where, metadata, read)
-
-
-def load_safetensors_config(path: str | Path) -> Config:
-    """Return the config in such a file, without its tensors. Raises as `load_safetensors`."""
-    with _opened(path) as (where, _, metadata):
-        return read_config(where, metadata)
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:

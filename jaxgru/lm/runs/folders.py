@@ -152,11 +152,6 @@ def versions(family: Path) -> list[Path]:
     return sorted(runs, key=lambda run: -int(run.name[1:]))
 
 
-def is_finished(run: Path) -> bool:
-    """Return whether a run is finished."""
-    return (run / "samples.txt").exists()  # the last file that a run writes
-
-
 def find_run(path: str | Path) -> Path:
     """Return the version that a path names: itself, or the newest one in a config's folder.
 
