@@ -26,16 +26,13 @@ from jaxgru.layers.stack import ResidualStack
 def as_array(name: str, value: Any) -> AnyArray:
     """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's.
 
-    NumPy arrays get the native byte order, which JAX's compiled functions take for granted.
-
     Raises:
       ValueError: the value is not like an array, or its dtype is none of JAX's.
     """
     if isinstance(value, jax.Array):
         return value
     try:
-        array = jax.tree.map(_native, value)
-        array = array if isinstance(array, np.ndarray) else jnp.asarray(array)
+        array = value if type(value) is np.ndarray else jnp.asarray(value)
         jax.typeof(array)
     except OverflowError:
         raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
@@ -46,11 +43,6 @@ def as_array(name: str, value: Any) -> AnyArray:
             f"{name} is {seen}; it must be an array of a dtype that JAX supports."
         ) from None
     return array
-
-
-def _native(leaf: Any) -> Any:
-    swapped = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
-    return leaf.astype(leaf.dtype.newbyteorder("=")) if swapped else leaf
 
 
 def as_jax(name: str, value: Any) -> Array:
