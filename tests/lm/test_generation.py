@@ -12,7 +12,6 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.sample import print_samples
 from jaxgru.errors import UserError
 from jaxgru.lm import generation
 from jaxgru.lm.config import ModelConfig
@@ -304,9 +303,3 @@ def test_refusals(params, prompt, options, says):
     sample = options.pop("sample", 0)
     with unchecked(), pytest.raises(UserError, match=says):
         stream_text(params, TOKENIZER, prompt, Options(**options), sample)
-
-
-def test_no_samples(params, capsys):
-    with pytest.raises(UserError, match="num_samples is 0"):
-        print_samples(params, TOKENIZER, "a", Options(), num_samples=0)
-    assert capsys.readouterr().out == ""
