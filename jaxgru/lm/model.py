@@ -189,11 +189,11 @@ def apply(
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
-    x = Lookup(params.embedding, jnp.asarray(tokens))
+    x = Lookup(params.embedding, jnp.asarray(tokens).T)
     options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
-    h, last = unroll(params.layers, x, carry, **options)
+    h, last = unroll(params.layers, x, carry, time_major=True, **options)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
-    return _logits(multiply, params, h), last
+    return _logits(multiply, params, h).swapaxes(0, 1), last
 
 
 def step(
