@@ -34,7 +34,7 @@ class Lookup(NamedTuple):
         return rows(self.table, self.ids)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """The shape of the rows."""
         return *self.ids.shape, self.table.shape[-1]
 

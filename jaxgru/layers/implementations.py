@@ -313,5 +313,5 @@ def sharded_by_xla(function: Callable, x: Any, *outputs: tuple[int | None, ...])
     if AxisType.Explicit not in mesh.axis_types:
         return function
     specs = [P(*(None if axis is None else spec[axis] for axis in axes)) for axes in outputs]
-    shardings = tuple(NamedSharding(mesh, spec) for spec in specs)
-    return jax.sharding.auto_axes(function, out_sharding=shardings)
+    several = tuple(NamedSharding(mesh, spec) for spec in specs)
+    return jax.sharding.auto_axes(function, out_sharding=several if several[1:] else several[0])

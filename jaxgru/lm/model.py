@@ -23,6 +23,7 @@ from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, rows
 from jaxgru.layers.arguments import as_jax
 from jaxgru.layers.dropout import Dropouts
+from jaxgru.layers.implementations import sharded_by_xla
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
 from jaxgru.layers.unroll import step as step_of_layers
 from jaxgru.layers.unroll import unroll
@@ -193,7 +194,8 @@ def apply(
     options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
     h, last = unroll(params.layers, x, carry, time_major=True, **options)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
-    return _logits(multiply, params, h).swapaxes(0, 1), last
+    head = sharded_by_xla(partial(_logits, multiply), h, (0, 1, None))
+    return head(params, h).swapaxes(0, 1), last
 
 
 def step(
