@@ -23,7 +23,7 @@ from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, rows
 from jaxgru.layers.arguments import as_jax
 from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.implementations import sharded_by_xla
+from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
 from jaxgru.layers.unroll import step as step_of_layers
 from jaxgru.layers.unroll import unroll
@@ -216,8 +216,13 @@ def step(
     params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:
         raise ValueError(f"token is {token.shape}; it must be (B,), one token per row.")
-    x = rows(params.embedding, jnp.asarray(token))
-    h, carry = step_of_layers(params.layers, x, carry)
+    with forward_mode_explained():
+        return _step(params, jnp.asarray(token), carry)
+
+
+@jax.jit  # outside of `jit`, one program; called op by op, a step would take ten times as long
+def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
+    h, carry = step_of_layers(params.layers, rows(params.embedding, token), carry)
     return _logits(dot, params, h), carry
 
 
