@@ -164,7 +164,7 @@ class Cell:
         """
         known: Any = self.by_hand()
         recurrence, U = known
-        gates = layout.gates(a, recurrence.gates)
+        gates = layout.split(a, recurrence.num_gates)
         return recurrence.step(layout, layout.weights(U), carry, gates)[0]
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
@@ -239,22 +239,19 @@ class Recurrence(NamedTuple):
     in columns, as a `Layout` says.
 
     Attributes:
-      gates: G, the number of gates, into which a (T, B, G·H) is split.
+      num_gates: G, the number of gates, into which a (T, B, G·H) is split.
       step: (layout, U, carry, each gate's part of a) → the next carry, and `saved`: what the
         backward pass needs besides the carries.
-      factors: (layout, U, the carry before the step, the carry after it, saved) → `factors`, by
-        which gradients are multiplied in a step. They do not depend on later steps. U is
+      step_gradient: (layout, U, gradient of the next carry, the carry before the step, the carry
+        after it, saved) → the gradient of the carry, and `kept`: what `gradients` needs. U is
         transposed.
-      step_gradient: (layout, U, gradient of the next carry, factors) → the gradient of the carry,
-        and `kept`: what `gradients` needs. U is transposed.
       gradients: (layout, U, the carry before each step, the carry after it, saved, kept), all with
         a leading axis T → the gradients of U and of a.
       in_rows: whether the equations hold in rows only.
     """
 
-    gates: int
+    num_gates: int
     step: Callable[..., tuple[Any, tuple[Any, ...]]]
-    factors: Callable[..., Any]
     step_gradient: Callable[..., tuple[Any, tuple[Any, ...]]]
     gradients: Callable[..., tuple[Any, Array]]
     in_rows: bool = False

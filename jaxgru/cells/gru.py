@@ -177,37 +177,29 @@ def init_gru(
 
 def _before_step(layout, U, h, a):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r = layout.gates(layout.times(Uzr, h), 2)
+    Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     n = jnp.tanh(a_n + layout.times(Un, r * h))
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
-def _before_factors(layout, U, h, after, saved):
-    """Return the factors of da_n = dh·(…), (da_z, da_r) = (dh, d_rh)·(…) and dh·(…), and r."""
-    zr, n = saved
-    z, r = layout.gates(zr, 2)
-    return z * (1 - n * n), layout.join(n - h, h) * zr * (1 - zr), 1 - z, r
-
-
-def _before_step_gradient(layout, U, dh, factors):
-    (Uzr, Un), (of_n, of_zr, of_h, r) = U, factors
-    da_n = dh * of_n
+def _before_step_gradient(layout, U, dh, h, after, saved):
+    (Uzr, Un), (zr, n) = U, saved
+    z, r = layout.split(zr, 2)
+    da_n = dh * (z * (1 - n * n))
     d_rh = layout.times_transposed(Un, da_n)
-    da_zr = layout.join(dh, d_rh) * of_zr
-    return dh * of_h + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
+    da_zr = layout.join(dh, d_rh) * (layout.join(n - h, h) * zr * (1 - zr))
+    return dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
 
 
 def _before_gradients(layout, U, h, after, saved, kept):
     (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = layout.gates(zr, 2)
+    _, r = layout.split(zr, 2)
     dU = gradient_of(Uzr, layout.drop(h), da_zr), gradient_of(Un, layout.drop(r * h), da_n)
     return dU, layout.join(da_zr, da_n)
 
 
-RESET_BEFORE = Recurrence(
-    3, _before_step, _before_factors, _before_step_gradient, _before_gradients
-)
+RESET_BEFORE = Recurrence(3, _before_step, _before_step_gradient, _before_gradients)
 
 
 # Reset gate after the product. U (H, 3H), m = h·Un + cn.
@@ -215,32 +207,26 @@ RESET_BEFORE = Recurrence(
 
 def _after_step(layout, U, h, a):
     (U, cn), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r, Uh_n = layout.gates(layout.times(U, h), 3)
+    Uh_z, Uh_r, Uh_n = layout.split(layout.times(U, h), 3)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
     n = jnp.tanh(a_n + r * m)
     return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 
-def _after_factors(layout, U, h, after, saved):
-    """Return the factors of da_n = dh·(…), (da_z, da_r, da_n·r) = (dh, dh, dh)·(…) and dh·(…)."""
-    zr, m, n = saved
-    z, r = layout.gates(zr, 2)
+def _after_step_gradient(layout, U, dh, h, after, saved):
+    (U, _), (zr, m, n) = U, saved
+    z, r = layout.split(zr, 2)
     of_n = z * (1 - n * n)
     of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
-    return of_n, layout.join(of_zr, of_n * r), 1 - z
-
-
-def _after_step_gradient(layout, U, dh, factors):
-    (U, _), (of_n, of_Uh, of_h) = U, factors
-    d_Uh = layout.join(dh, dh, dh) * of_Uh
-    return dh * of_h + layout.times_transposed(U, d_Uh), (dh * of_n, d_Uh)
+    d_Uh = layout.join(dh, dh, dh) * layout.join(of_zr, of_n * r)
+    return dh * (1 - z) + layout.times_transposed(U, d_Uh), (dh * of_n, d_Uh)
 
 
 def _after_gradients(layout, U, h, after, saved, kept):
     (U, _), (da_n, d_Uh) = U, kept
-    d_z, d_r, d_n = layout.gates(d_Uh, 3)
+    d_z, d_r, d_n = layout.split(d_Uh, 3)
     return (gradient_of(U, layout.drop(h), d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
 
 
-RESET_AFTER = Recurrence(3, _after_step, _after_factors, _after_step_gradient, _after_gradients)
+RESET_AFTER = Recurrence(3, _after_step, _after_step_gradient, _after_gradients)

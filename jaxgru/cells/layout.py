@@ -63,7 +63,7 @@ class Layout(NamedTuple):
         of_rank = lambda h: Mask(jax.lax.broadcast_to_rank(keep, h.ndim), mask.scale)
         return self._replace(drop=lambda h: of_rank(h)(h))
 
-    def gates(self, x: Array, G: int) -> list[Array]:
+    def split(self, x: Array, G: int) -> list[Array]:
         """Split x into G gates."""
         return jnp.split(x, G, self.axis)
 

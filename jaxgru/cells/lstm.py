@@ -128,26 +128,20 @@ def init_lstm(
 
 def _step(layout, U, carry, a):
     (U,), (h, c) = U, carry
-    Uh = layout.gates(layout.times(U, h), 4)
+    Uh = layout.split(layout.times(U, h), 4)
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
     return LSTMState(o * jnp.tanh(c), c), (layout.join(f, i, o), g)
 
 
-def _factors(layout, U, before, after, saved):
-    """Return the factors of dc + dh·(…), da = (dc, dc, dh, dc)·(…) and dc·(…)."""
-    fio, g = saved
-    f, i, o = layout.gates(fio, 3)
+def _step_gradient(layout, U, d_carry, before, after, saved):
+    (U,), (dh, dc), (fio, g) = U, d_carry, saved
+    f, i, o = layout.split(fio, 3)
     tanh_c = jnp.tanh(after.c)
+    dc = dc + dh * (o * (1 - tanh_c * tanh_c))
     of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
-    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
-
-
-def _step_gradient(layout, U, d_carry, factors):
-    (U,), (dh, dc), (of_h, of_a, f) = U, d_carry, factors
-    dc = dc + dh * of_h
-    da = layout.join(dc, dc, dh, dc) * of_a
+    da = layout.join(dc, dc, dh, dc) * layout.join(of_fio, i * (1 - g * g))
     return LSTMState(layout.times_transposed(U, da), dc * f), (da,)
 
 
@@ -156,4 +150,4 @@ def _gradients(layout, U, before, after, saved, kept):
     return (gradient_of(U, layout.drop(before.h), da),), da
 
 
-RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)
+RECURRENCE = Recurrence(4, _step, _step_gradient, _gradients)

@@ -79,7 +79,7 @@ def init_projected_lstm(
 
 def _step(layout, U, carry, a):
     (U, P), (h, c) = U, carry
-    Uh = layout.gates(layout.times(U, h), 4)
+    Uh = layout.split(layout.times(U, h), 4)
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
     c = f * c + i * g
@@ -87,20 +87,14 @@ def _step(layout, U, carry, a):
     return LSTMState(layout.product(P, m), c), (layout.join(f, i, o), g, m)
 
 
-def _factors(layout, U, before, after, saved):
-    """Return the factors of dc + dm·(…), da = (dc, dc, dm, dc)·(…) and dc·(…)."""
-    fio, g, _ = saved
-    f, i, o = layout.gates(fio, 3)
+def _step_gradient(layout, U, d_carry, before, after, saved):
+    (U, P), (dh, dc), (fio, g, _) = U, d_carry, saved
+    f, i, o = layout.split(fio, 3)
     tanh_c = jnp.tanh(after.c)
-    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
-    return o * (1 - tanh_c * tanh_c), layout.join(of_fio, i * (1 - g * g)), f
-
-
-def _step_gradient(layout, U, d_carry, factors):
-    (U, P), (dh, dc), (of_m, of_a, f) = U, d_carry, factors
     dm = layout.product(P, dh)
-    dc = dc + dm * of_m
-    da = layout.join(dc, dc, dm, dc) * of_a
+    dc = dc + dm * (o * (1 - tanh_c * tanh_c))
+    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
+    da = layout.join(dc, dc, dm, dc) * layout.join(of_fio, i * (1 - g * g))
     return LSTMState(layout.times_transposed(U, da), dc * f), (da, dh)
 
 
@@ -109,4 +103,4 @@ def _gradients(layout, U, before, after, saved, kept):
     return (gradient_of(U, layout.drop(before.h), da), gradient_of(P, m, dh)), da
 
 
-RECURRENCE = Recurrence(4, _step, _factors, _step_gradient, _gradients)
+RECURRENCE = Recurrence(4, _step, _step_gradient, _gradients)

@@ -99,22 +99,18 @@ def derived(
 
         return given(layout, times, U[n:], carry, *gates)[0], (*gates, y)
 
-    def factors(layout, U, carry, after, saved):
-        """Return the pull-backs of the next carry and of what enters each product."""
+    def step_gradient(layout, U, d_carry, carry, after, saved):
         others = [u.mT if len(shapes[i][0]) > 1 else u for i, u in zip(inner, U[n:], strict=True)]
 
         def pull_back(of: Callable) -> Callable:
+            """Return the pull-back of the next carry, or of what enters a product."""
             results = lambda *args: given(layout, lambda i, h: args[3][i], *args[:3])
             return jax.vjp(lambda *args: of(results(*args)), others, carry, *saved)[1]
 
-        products = [lambda results, i=i: results[1][i] for i in range(n)]
-        return list(map(pull_back, (lambda results: results[0], *products)))
-
-    def step_gradient(layout, U, d_carry, pull_backs):
-        of_next, *of_products = pull_backs
-        d = of_next(d_carry)  # of others, the carry, a and the products
+        d = pull_back(lambda results: results[0])(d_carry)  # of others, the carry, a, the products
         for i in reversed(range(n)):
-            d = jax.tree.map(jnp.add, d, of_products[i](layout.product(U[i], d[3][i])))
+            enters = pull_back(lambda results, i=i: results[1][i])
+            d = jax.tree.map(jnp.add, d, enters(layout.product(U[i], d[3][i])))
         d_others, d_carry, *kept = d
         return d_carry, (d_others, *kept)
 
@@ -125,7 +121,7 @@ def derived(
         total = lambda u, d: d.sum(0).reshape(u.shape)
         return (*of_products, *map(total, U[n:], d_others)), da
 
-    recurrence = Recurrence(1, step, factors, step_gradient, gradients, in_rows=True)
+    recurrence = Recurrence(1, step, step_gradient, gradients, in_rows=True)
     return recurrence, (*U, *(leaves[i] for i in inner))
 
 

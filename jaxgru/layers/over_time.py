@@ -93,7 +93,7 @@ def over_time(
 def _over_time(recurrence, return_carries, U, carry, a, marks):
     # XLA vectorizes the gates only if each is an array of its own: with the reset gate after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
-    gates = IN_ROWS.gates(a, recurrence.gates)
+    gates = IN_ROWS.split(a, recurrence.num_gates)
     return _scan(IN_ROWS, recurrence, return_carries, U, carry, gates, marks)[:2]
 
 
@@ -111,13 +111,13 @@ def _scan(layout, recurrence, return_carries, U, carry, parts, marks, save=False
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
     is any; and what the steps save.
     """
-    turned, dropping, of_part = layout.turned, layout.dropping(marks.product), recurrence.gates
+    turned, dropping, of_part = layout.turned, layout.dropping(marks.product), recurrence.num_gates
     U, carry, marks = layout.weights(U), turned(carry), turned_marks(layout, marks)
     of_part //= len(parts)
 
     def step(carry, now):
         parts, marks_now = now
-        gates = [gate for part in parts for gate in layout.gates(layout.turn(part), of_part)]
+        gates = [gate for part in parts for gate in layout.split(layout.turn(part), of_part)]
         equations = lambda carry: recurrence.step(dropping, U, carry, gates)
         carry, new, saved = advance(layout, equations, carry, marks.at(marks_now))
         outputs = turned(carry if return_carries else hidden(carry))
@@ -156,8 +156,7 @@ def _backward(recurrence, return_carries, residuals, cotangents):
             d_old = jax.tree.map(lambda u, d: mixed(u, jnp.zeros_like(d), d), now.update, d_after)
             d_after = jax.tree.map(lambda u, d: mixed(u, d, 0), now.update, d_after)
         d_after = with_hidden(d_after, now.state(hidden(d_after)))
-        factors = recurrence.factors(dropping, transposed_U, *sources)
-        d_before, kept = recurrence.step_gradient(dropping, transposed_U, d_after, factors)
+        d_before, kept = recurrence.step_gradient(dropping, transposed_U, d_after, *sources)
         if d_old is not None:
             d_before = jax.tree.map(jnp.add, d_before, d_old)
         if now.real is not None:
