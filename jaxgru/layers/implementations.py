@@ -107,9 +107,10 @@ def unroll_layer(
     E, H = sizes(params)
     T, B, features = x.shape
     check_features(features, E)
-    a = params.inputs(jnp.zeros((B, E), hidden(carry).dtype)).astype(hidden(carry).dtype)
+    dtype = hidden(carry).dtype
+    first_a = lambda: params.inputs(jnp.zeros((B, E), dtype)).astype(dtype)
     if marks.product.keep is not None:
-        check_products(params, carry, a)
+        check_products(params, carry, first_a())
     if implementation == "autodiff":
         return unroll_autodiff(params, carry, x, marks, return_carries)
     marked = marks.reset is not None or marks.real is not None or return_carries
@@ -117,7 +118,7 @@ def unroll_layer(
     at_once = only_masks and (params.every_mark or not marked)
     if at_once and (done := params.all_steps(carry, x, marks)) is not None:
         return done
-    if (known := params.by_hand() or derived(params, carry, a)) is None:
+    if (known := params.by_hand() or derived(params, carry, first_a())) is None:
         return unroll_autodiff(params, carry, x, marks, return_carries)
     recurrence, U = known
     inputs, steps = before_lookup(params.inputs, x)
