@@ -14,13 +14,7 @@ import numpy as np
 from jaxtyping import Int
 from msgspec import Meta
 
-from jaxgru.analysis.markov import (
-    NotUnique,
-    bigram_divergence,
-    greedy_cycles,
-    stationary_distribution,
-    transition_matrix,
-)
+from jaxgru.analysis.markov import bigram_divergence, greedy_cycles, transition_matrix
 from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
 from jaxgru.cells.base import AnyArray
@@ -39,7 +33,7 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.sampling import generate
 
-MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory and V³ operations
+MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory
 RANDOM_WINDOW = 256  # tokens, of the random batches: nanoGPT's block_size
 
 TREATMENTS = {
@@ -77,10 +71,9 @@ class Cycle(Record, frozen=True):
 
 
 class Chain(Record, frozen=True):
-    """The Markov chain that a model is without its state; KL divergences in nats."""
+    """The Markov chain that a model is without its state; its KL divergence in nats."""
 
     kl_to_bigram: Number
-    kl_to_frequencies: Number | None  # of the corpus's tokens from the chain's; None: not unique
     cycles: list[Cycle]
 
 
@@ -196,17 +189,11 @@ def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:
     P = transition_matrix(params)
     V = len(P)
     pairs = pair_frequencies(dataset.train, V)
-    weights = pairs.sum(axis=1)
-    frequencies = weights[weights > 0]
-    kl_to_frequencies = None
-    with contextlib.suppress(NotUnique), np.errstate(divide="ignore"):  # by 0: it is infinite
-        stationary = stationary_distribution(P)[weights > 0]
-        kl_to_frequencies = float(frequencies @ np.log(frequencies / stationary))
     cycles = [
         Cycle(tokenizer.decode(np.array(tokens)), len(tokens), basin / V)
         for tokens, basin in greedy_cycles(P)[:5]
     ]
-    return Chain(bigram_divergence(P, pairs), kl_to_frequencies, cycles)
+    return Chain(bigram_divergence(P, pairs), cycles)
 
 
 def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> dict[str, Text]:

@@ -9,20 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annotations import unchecked
 from conftest import numpy_gru_losses
 from random_models import random_params
 
 import jaxgru
-from jaxgru.analysis.markov import (
-    NotUnique,
-    bigram_divergence,
-    greedy_cycles,
-    stationary_distribution,
-    transition_matrix,
-)
+from jaxgru.analysis.markov import bigram_divergence, greedy_cycles, transition_matrix
 from jaxgru.analysis.text import Loop, find_loop
-from jaxgru.errors import UserError
 from jaxgru.lm import ModelConfig
 
 V = 12
@@ -73,63 +65,6 @@ class TestTransitionMatrix:
         params = model(0, "rnn", 2, 2)
         params = params.replace(head=params.head.replace(bo=np.float32([1e4, -1e4])))
         np.testing.assert_array_equal(transition_matrix(params), [[1, 0], [1, 0]])
-
-
-def walk(r: float) -> np.ndarray:
-    """On a path of four, right with probability r and left otherwise, staying at the ends."""
-    return np.diag([r] * 3, 1) + np.diag([1 - r] * 3, -1) + np.diag([1 - r, 0, 0, r])
-
-
-class TestStationaryDistribution:
-    @pytest.mark.parametrize("P, pi", [
-        *(([[1 - a, a], [b, 1 - b]], [b / (a + b), a / (a + b)])
-          for a, b in [(0.5, 0.5), (0.1, 0.3), (0.9, 0.01), (1, 1), (1, 0.25)]),
-        # 1 − a rounds to 1: P − I in float64 says nothing any more, P's other entries all
-        ([[1 - 1e-20, 1e-20], [3e-20, 1 - 3e-20]], [3 / 4, 1 / 4]),
-        ([[1.0]], [1]),
-        (walk(1 / 2), [1 / 4] * 4),
-        (walk(2 / 3), np.array([1, 2, 4, 8]) / 15),  # each place is twice the one before
-        # powers of this P never settle; its stationary distribution is uniform all the same
-        (np.eye(5)[[1, 2, 3, 4, 0]], [1 / 5] * 5),
-        # tokens that are left for ever; wherever they are, the distribution is unique
-        ([[0.5, 0.5], [0, 1]], [0, 1]),
-        ([[1, 0], [0.5, 0.5]], [1, 0]),
-        ([[0.2, 0.3, 0.5], [0, 0.5, 0.5], [0, 0.25, 0.75]], [0, 1 / 3, 2 / 3]),
-        ([[0, 1, 0], [1, 0, 0], [0.5, 0, 0.5]], [0.5, 0.5, 0]),
-    ])  # fmt: skip
-    def test_by_hand(self, P, pi):
-        P = np.array(P)
-        before = P.copy()
-        np.testing.assert_allclose(stationary_distribution(P), pi, rtol=1e-15)
-        np.testing.assert_array_equal(P, before)
-
-    @pytest.mark.parametrize("V", [3, 40, 500])
-    def test_residual_and_the_eigenvector(self, V):
-        P = random_chain(V)
-        pi = stationary_distribution(P)
-        assert np.abs(pi @ P - pi).max() < 1e-15
-        assert pi.min() > 0 and pi.sum() == pytest.approx(1, abs=1e-14)
-        if V <= 40:
-            values, vectors = np.linalg.eig(P.T)
-            vector = vectors[:, np.abs(values - 1).argmin()].real
-            np.testing.assert_allclose(pi, vector / vector.sum(), rtol=1e-9)
-
-    @pytest.mark.parametrize("P, message", [
-        ([[0.5, 0.5], [5e-324, 1]], "1 sets of tokens, or hardly ever"),  # float64 overflows
-        ([[0.5, 0.5, 0], [1, 0, 0], [0, 0, 1]], "the chain never leaves 2 sets of tokens"),
-    ])  # fmt: skip
-    def test_refuses_what_is_not_unique(self, P, message):
-        with pytest.raises(NotUnique, match=message):
-            stationary_distribution(np.array(P))
-
-    @pytest.mark.parametrize("P", [
-        np.ones((2, 3)) / 3, np.ones((0, 0)), np.array([[0.5, 0.5], [0.5, 0.6]]),
-        np.array([[1.5, -0.5], [0.5, 0.5]]), np.array([[0.5, 0.5], [np.nan, 0.5]]),
-    ])  # fmt: skip
-    def test_refuses_what_is_no_chain(self, P):
-        for function in (stationary_distribution, greedy_cycles):
-            with unchecked(), pytest.raises(UserError, match=r"it must be \(V, V\), with entries"):
-                function(P)
 
 
 class TestBigramDivergence:
