@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from jaxgru.analysis.markov import bigram_divergence, greedy_cycles, transition_matrix
 from jaxgru.analysis.ngrams import pair_frequencies
-from jaxgru.analysis.text import distinct_ngrams, find_loop, known_word_share, words
+from jaxgru.analysis.text import distinct_ngrams, find_loop, words
 from jaxgru.cells.base import AnyArray
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
@@ -246,8 +246,9 @@ def _whole_words(text: str) -> str:
 
 
 def _words(text: str, vocabulary: frozenset[str]) -> dict[str, Any]:
-    """Return the share of known words, and the shares of distinct word n-grams."""
-    found = words(text)[:NUM_WORDS]
-    known = {"known_words": known_word_share(text + "\n", vocabulary)} if found else {}
+    """Return the share of known words, repeats counted, and the shares of distinct word n-grams."""
+    every = words(text)
+    known = {"known_words": sum(word in vocabulary for word in every) / len(every)} if every else {}
+    found = every[:NUM_WORDS]
     distinct = {f"distinct_{n}": distinct_ngrams(found, n) for n in (1, 2, 3) if len(found) >= n}
     return {"num_words": len(found), **known, **distinct}

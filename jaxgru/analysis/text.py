@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Hashable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers.words import marks
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop
@@ -59,13 +56,6 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
     return len(set(ngrams)) / len(ngrams)
 
 
-@functools.cache
-def _word() -> re.Pattern[str]:
-    letter = r"[^\W\d_]"  # of any script
-    letters = f"{letter}+(?:[{marks()}]+{letter}*)*"
-    return re.compile(f"{letters}(?:'{letters})*")
-
-
 def words(text: str) -> list[str]:
     """Return the words of a text in order, in lower case: letters, with single apostrophes inside.
 
@@ -74,25 +64,6 @@ def words(text: str) -> list[str]:
     "i' the" is i and the, "lovers'" is lovers. Every other character separates words: "well-known"
     is two words.
     """
-    return [word.lower() for word in _word().findall(text)]
-
-
-def known_word_share(text: str, vocabulary: AbstractSet[str]) -> float:
-    """Return the share of a text's words, counted with repeats, that are in the vocabulary.
-
-    A text that ends with a letter, or a letter and an apostrophe, may be cut inside its last word,
-    so that word is left out. The first word counts, so the text should begin with a whole word.
-
-    Args:
-      text: a sample.
-      vocabulary: `set(words(text))` of the text that the model was trained on.
-
-    Raises:
-      UserError: the text has no whole word.
-    """
-    found = list(_word().finditer(text))
-    if found and found[-1].end() >= len(text.removesuffix("'")):
-        found.pop()
-    if not found:
-        raise UserError(f"{text[:40]!r} contains no whole word.")
-    return sum(match[0].lower() in vocabulary for match in found) / len(found)
+    letter = r"[^\W\d_]"  # of any script
+    letters = f"{letter}+(?:[{marks()}]+{letter}*)*"
+    return [word.lower() for word in re.findall(f"{letters}(?:'{letters})*", text)]

@@ -142,3 +142,5 @@ def test_whole_words():
     assert state_cost._whole_words(" the king.\n") == " the king.\n"
     assert state_cost._whole_words("unbroken") == ""
     assert state_cost._words("… 1 2 3!", frozenset()) == {"num_words": 0}
+    known = state_cost._words("zzz ROMEO zzz. Soft", frozenset({"soft", "romeo"}))["known_words"]
+    assert known == 2 / 4  # each time counts, not each word once

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgru.analysis.text import Loop, distinct_ngrams, find_loop, known_word_share, words
-from jaxgru.errors import UserError
+from jaxgru.analysis.text import Loop, distinct_ngrams, find_loop, words
 
 
 def loop_of(text: str) -> Loop | None:
@@ -102,41 +101,3 @@ class TestWords:
         found = words(text)
         assert words(" ".join(found)) == found
         assert "".join(found).replace("'", "") == "".join(filter(str.isalpha, text)).lower()
-
-
-class TestKnownWordShare:
-    VOCABULARY = frozenset(words("But soft, what light through yonder o'er 'tis"))
-
-    @pytest.mark.parametrize(
-        "text, share",
-        [
-            ("What light? But soft.", 1.0),
-            ("What lihgt? BUT soft.", 3 / 4),
-            ("zzz zzz zzz soft ", 1 / 4),  # each time counts, not each word once
-            ("'tis o'er. ore ", 2 / 3),
-            ("what light thro", 1.0),  # cut: thro is left out, and would be unknown
-            ("what light thro.", 2 / 3),
-            ("what ligt through", 1 / 2),  # known or not, the last word is left out
-            ("what ligt o'", 1 / 2),  # and so is one that may continue after its apostrophe
-            ("what ligt o'e", 1 / 2),
-            ("what ligt cafe\u0301", 1 / 2),  # and after an accent of its own
-            ("what light '", 1.0),  # an apostrophe that is no part of a word cuts none
-            ("what ligh 3", 1 / 2),
-        ],
-    )
-    def test_by_hand(self, text, share):
-        assert known_word_share(text, self.VOCABULARY) == share
-
-    def test_a_text_knows_its_own_words(self, tiny_text):
-        text = tiny_text.read_text()
-        assert known_word_share(text, set(words(text))) == 1.0
-        # without Juliet, just her name is unknown; the text may end in half a word
-        share = known_word_share(text + "\n", set(words(text)) - {"juliet"})
-        found = words(text)
-        assert 0 < share < 1
-        assert share == pytest.approx(1 - found.count("juliet") / len(found))
-
-    @pytest.mark.parametrize("text", ["", "light", "'' 42\n", "o'"])
-    def test_refuses_a_text_without_a_whole_word(self, text):
-        with pytest.raises(UserError, match="contains no whole word"):
-            known_word_share(text, self.VOCABULARY)
