@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,11 +50,7 @@ def pack(
         do not fit together.
       TokenizerError: loading would not know the tokenizer.
     """
-    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in flatten(params).items()}
-    for name, tensor in tensors.items():
-        if tensor.dtype != np.float32:
-            raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
-    _check_shapes(where, tensors, _like(config))
+    tensors = checked(where, flatten(params), flatten(_like(config)))
     data = saved_bytes(tokenizer)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise InteropError(
@@ -91,7 +88,7 @@ def unpack(
     config = read_config(where, metadata)
     like = _like(config)
     tensors = read(like)
-    _check_shapes(where, tensors, like)
+    checked(where, tensors, flatten(like))
     if _sha256(tensors, metadata) != metadata["sha256"]:
         raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
     kind, data = metadata["tokenizer"], metadata["tokenizer_data"].encode()
@@ -122,9 +119,16 @@ def _like(config: Config) -> Params:
     return jax.eval_shape(lambda: init(jax.random.key(0), config.model))
 
 
-def _check_shapes(where: str, tensors: Mapping[str, np.ndarray], like: Params) -> None:
-    shapes = {name: leaf.shape for name, leaf in flatten(like).items()}
-    check_shapes(where, {name: tensor.shape for name, tensor in tensors.items()}, shapes)
+def checked(
+    where: str, leaves: Mapping[str, Any], like: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return a model's tensors. Raises InteropError unless they are float32 and of these shapes."""
+    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.float32:
+            raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
+    check_shapes(where, *({n: leaf.shape for n, leaf in of.items()} for of in (tensors, like)))
+    return tensors
 
 
 def _without_folders(config: Config) -> Config:

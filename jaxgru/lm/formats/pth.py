@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import operator
 import pickle
 import re
 import unicodedata
@@ -23,8 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import a_type, counted, shown, warn
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
@@ -32,6 +31,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
+from jaxgru.lm.formats.metadata import checked
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
 
@@ -154,21 +154,27 @@ def save_pth(
       OSError: the file cannot be written.
     """
     where = f"{path} cannot be written"
-    layout = _layout_for(where, config.model)
-    params = dataclasses.replace(params, layers=tuple(map(_with_second_bias, params.layers)))
+    of_class = operator.attrgetter("cell", "final_norm", "reset_gate")
+    layout = next(
+        (each for each in _LAYOUTS if of_class(each.config) == of_class(config.model)), None
+    )
+    if layout is None:
+        raise InteropError(
+            f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
+            "before the product, and LSTMs with LayerNorm."
+        )
     like = _like(config.model, layout)
-    leaves, want = flatten(params), flatten(like)
-    for name, leaf in leaves.items():
-        if leaf.dtype != np.float32:
-            raise InteropError(f"{where}: {name} is {leaf.dtype}; it must be float32.")
-    check_shapes(where, *({n: leaf.shape for n, leaf in tree.items()} for tree in (leaves, want)))
+    leaves = flatten(like)
+    second_biases = {
+        name: np.zeros(leaf.shape, np.float32)
+        for name, leaf in leaves.items()
+        if name.endswith(".c")
+    }
+    tensors = checked(where, second_biases | flatten(params), leaves)
     torch = import_torch()
     state_dict = {
-        name: torch.from_numpy(np.array(_turned(ours, part), order="C"))
-        for ours, theirs in _names(layout, like).items()
-        for name, part in zip(
-            theirs, np.split(np.asarray(leaves[ours]), len(theirs), axis=-1), strict=True
-        )
+        name: torch.from_numpy(np.array(tensor, order="C"))
+        for name, tensor in _split(tensors, _names(layout, like)).items()
     }
     checkpoint = {
         "state_dict": state_dict,
@@ -212,7 +218,8 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     config = dataclasses.replace(layout.config, **sizes)
     like = _like(config, layout)
     names = _names(layout, like)
-    check_shapes(where, shapes, _shapes(names, like))
+    want = jax.eval_shape(lambda leaves: _split(leaves, names), flatten(like))
+    check_shapes(where, shapes, {name: tensor.shape for name, tensor in want.items()})
     array = lambda ours, name: _turned(ours, tensors[name].numpy(force=True))
     leaves = {
         ours: jax.device_put(np.concatenate([array(ours, name) for name in theirs], axis=-1))
@@ -277,25 +284,6 @@ def _spelled(name: str) -> str:
     return re.sub("[α-ω]", lambda c: unicodedata.name(c[0]).split()[-1].lower(), name.lower())
 
 
-def _layout_for(where: str, config: ModelConfig) -> _Layout:
-    """Return the layout of the study's class for such a model."""
-    for layout in _LAYOUTS:
-        ours = (config.cell, config.final_norm, config.reset_gate)
-        if ours == (layout.config.cell, layout.config.final_norm, layout.config.reset_gate):
-            return layout
-    raise InteropError(
-        f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
-        "before the product, and LSTMs with LayerNorm."
-    )
-
-
-def _with_second_bias(p: CellParams) -> CellParams:
-    """Return a GRU with zeros for missing second biases, and any other layer unchanged."""
-    if not isinstance(p, AnyGRU) or p.c is not None:
-        return p
-    return dataclasses.replace(p, c=jnp.zeros_like(p.b[: len(p.b) // 3 * 2]))
-
-
 def _like(config: ModelConfig, layout: _Layout) -> Params:
     """Return the parameters of such a model in the study, as shapes."""
     sizes = {field: getattr(config, field) for field in layout.sizes.values()}
@@ -316,15 +304,15 @@ def _names(layout: _Layout, like: Params) -> dict[str, list[str]]:
     return names
 
 
-def _shapes(names: Mapping[str, list[str]], like: Params) -> dict[str, tuple[int, ...]]:
-    """Map the study's names to the shapes there."""
-    shapes = {}
-    for ours, leaf in flatten(like).items():
-        shape = (*leaf.shape[:-1], leaf.shape[-1] // len(names[ours]))
-        shapes |= dict.fromkeys(names[ours], shape if ours == "embedding" else shape[::-1])
-    return shapes
+def _split(tensors: Mapping[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the study's tensors, one for each of its names, of ours."""
+    return {
+        name: _turned(ours, part)
+        for ours, theirs in names.items()
+        for name, part in zip(theirs, jnp.split(tensors[ours], len(theirs), axis=-1), strict=True)
+    }
 
 
-def _turned(name: str, weight: np.ndarray) -> np.ndarray:
+def _turned(name: str, weight: Any) -> Any:
     """Convert between our (in, out) and PyTorch's (out, in); the embedding is (V, E) in both."""
     return weight if name == "embedding" else weight.T
