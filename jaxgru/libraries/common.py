@@ -83,13 +83,20 @@ def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
     return jnp.array(numpy.concatenate([parts[gate] for gate in wanted], axis=-1))
 
 
-def sides(layer: CellParams, order: str) -> tuple[Array, Array, Array]:
-    """Return W, U and b with the gates in another order.
+def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, Array, Array]:
+    """Return W, U and b with the gates in another order; a GRU's c is added to b.
 
     Blocks of U become a block-diagonal matrix, because no other library has them.
+
+    Args:
+      old_z: as for `layer_of`.
     """
-    p: Any = dense(layer)
-    W, U, b = (reordered(side, p.gates, order) for side in (p.W, p.U, p.b))
+    p: Any = dense(complement_z(layer) if old_z else layer)
+    b = p.b
+    if getattr(p, "c", None) is not None:
+        zr = len(p.c)
+        b = jnp.concatenate([added(b[:zr], p.c), b[zr:]])
+    W, U, b = (reordered(side, p.gates, order) for side in (p.W, p.U, b))
     return W, U, b
 
 
@@ -98,13 +105,13 @@ def stacked(layer: CellParams, order: str) -> tuple[np.ndarray, ...]:
 
     Blocks of U become a block-diagonal matrix; a GRU's z weights the old state.
     """
-    p: Any = complement_z(layer)
+    p: Any = dense(complement_z(layer))
     c = np.zeros_like(p.b)
     if isinstance(p, AnyGRU):
         H = len(c) // 3
         c[: 2 * H] = 0 if p.c is None else p.c
         c[2 * H :] = getattr(p, "cn", 0)
-    arrays = (*sides(p, order), reordered(c, p.gates, order))
+    arrays = (reordered(side, p.gates, order) for side in (p.W, p.U, p.b, c))
     return tuple(np.array(np.asarray(array).T, order="C") for array in arrays)
 
 
@@ -127,14 +134,6 @@ def complement_z(p: Any) -> Any:
 def added(b: AnyArray, c: AnyArray) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
     return jnp.where(c == 0, b, b + c)
-
-
-def single_bias(p: Any) -> Any:
-    """Return the layer with a GRU's c added to b: their sum is what it computes with."""
-    if getattr(p, "c", None) is None:
-        return p
-    zr = len(p.c)
-    return dataclasses.replace(p, b=jnp.concatenate([added(p.b[:zr], p.c), p.b[zr:]]), c=None)
 
 
 def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:

@@ -175,13 +175,11 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     """
     has = "Haiku has an LSTM, a GRU whose reset gate acts before the product, and an RNN with ReLU"
     order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
-    p = common.single_bias(layer)
-    if isinstance(p, LSTMParams):
-        p = dataclasses.replace(p, b=_forget_bias(p.b, -1))
-    W, U, b = common.sides(p, order)
-    if isinstance(p, LSTMParams):
-        return {"w": jnp.concatenate([W, U]), "b": b}
-    return {"w_i": W, "w_h": U, "b": b}
+    if not isinstance(layer, LSTMParams):
+        return dict(zip(("w_i", "w_h", "b"), common.sides(layer, order, old_z=False), strict=True))
+    layer = dataclasses.replace(layer, b=_forget_bias(layer.b, -1))
+    W, U, b = common.sides(layer, order)
+    return {"w": jnp.concatenate([W, U]), "b": b}
 
 
 def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:

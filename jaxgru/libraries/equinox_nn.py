@@ -144,10 +144,9 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     make, order = common.found(layer, cells, has)
     (E, H), dtype = sizes(layer), layer.b.dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
-    p = common.complement_z(common.single_bias(layer))
-    W, U, b = common.sides(p, order)
+    W, U, b = common.sides(layer, order)
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
-    if isinstance(p, GRUParams):
-        arrays["bias_n"] = p.cn
+    if isinstance(layer, GRUParams):
+        arrays["bias_n"] = layer.cn
     fields = lambda cell: [getattr(cell, name) for name in arrays]
     return eqx.tree_at(fields, cell, list(arrays.values()))

@@ -221,14 +221,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
             f"the parameters {', '.join(sorted(map(str, given)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
-    return _read("a cell's parameters", parts, params)
-
-
-def _read(where: str, parts: Parts, params: Mapping[str, Any]) -> CellParams:
-    arrays = flatten_dict(meta.unbox(params), sep=".")
-    return flax_rnn.from_parts(
-        where, parts, {name: as_array(name, w) for name, w in arrays.items()}
-    )
+    return flax_rnn.from_parts("a cell's parameters", parts, _arrays(params))
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -246,7 +239,11 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
 
 def _layer_of(cell: Any) -> CellParams:
     where = f"the parameters of this {type(cell).__name__}"
-    return _read(where, CELLS[type(cell)], cell.variables["params"])
+    return flax_rnn.from_parts(where, CELLS[type(cell)], _arrays(cell.variables["params"]))
+
+
+def _arrays(params: Mapping[str, Any]) -> dict[str, Any]:
+    return flatten_dict(meta.unbox(params), sep=".")
 
 
 def _unless_zeros(cell: Any, start: Any) -> Any:

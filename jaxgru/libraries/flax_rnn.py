@@ -23,14 +23,10 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru.cells import CELLS, CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
+from jaxgru.layers.arguments import as_array, as_flags, in_reading_order, real_steps
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes, common
-
-
-def _to_state_dict(layer: Any) -> dict[str, Any]:
-    return {name: to_state_dict(value) for name, value in _arrays(layer).items()}
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
@@ -40,8 +36,7 @@ def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
             f"the state of {a_type(layer)} contains {', '.join(sorted(state))}; it must contain "
             f"{', '.join(arrays)}."
         )
-    read = {name: from_state_dict(value, state[name], name) for name, value in arrays.items()}
-    return dataclasses.replace(layer, **read)
+    return dataclasses.replace(layer, **from_state_dict(arrays, state))
 
 
 def _arrays(layer: Any) -> dict[str, Any]:
@@ -52,7 +47,9 @@ def _arrays(layer: Any) -> dict[str, Any]:
 
 # Once this or another module of Flax's is imported
 for _params in (ResidualStack, ResetBeforeGRUParams, *CELLS.values()):
-    register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
+    register_serialization_state(
+        _params, lambda layer: to_state_dict(_arrays(layer)), _from_state_dict, override=True
+    )
 
 
 def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
@@ -99,6 +96,7 @@ class Parts(NamedTuple):
 def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any]) -> CellParams:
     """Return the layer with a cell's arrays, by names such as "hn.kernel"."""
     cls, order, inputs, states, biased, inner = parts
+    arrays = {name: as_array(name, array) for name, array in arrays.items()}
     shapes = {name: array.shape for name, array in arrays.items()}
     F = max(shapes.get(f"{inputs[0]}.kernel", ())[:1], default=0)
     width = max(shapes.get(f"{states[0]}.kernel", ())[-1:], default=0)
@@ -113,17 +111,16 @@ def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any]) -> CellParam
     return common.layer_of(cls, order, W, U, b, **cn)
 
 
-def to_parts(layer: CellParams, parts: Parts) -> dict[str, dict[str, Array]]:
+def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
     """Return a layer's weights by a cell's parts, "kernel" and "bias"; c is added to b."""
     _, order, inputs, states, biased, inner = parts
-    p: Any = common.complement_z(common.single_bias(layer))
-    W, U, b = common.sides(p, order)
+    W, U, b = common.sides(layer, order)
     weights: dict[str, dict[str, Array]] = {part: {} for part in (*inputs, *states)}
     for names, side, what in ((inputs, W, "kernel"), (states, U, "kernel"), (biased, b, "bias")):
         for name, array in zip(names, jnp.split(side, len(names), axis=-1), strict=True):
             weights[name][what] = array
     if inner:
-        weights[inner]["bias"] = p.cn
+        weights[inner]["bias"] = layer.cn
     return weights
 
 

@@ -165,7 +165,7 @@ def _made(p: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
         W, U, *biases = common.stacked(p, order)
         W, U, b = W.T, U.T, np.stack(biases)
     else:
-        W, U, b = common.sides(common.complement_z(common.single_bias(p)), order)
+        W, U, b = common.sides(p, order)
     made = make(H, dtype=dtype, **options)
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])

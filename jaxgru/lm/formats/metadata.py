@@ -85,7 +85,10 @@ def unpack(
       TokenizerError: its kind is unknown.
       MissingPackage: the tokenizer needs SentencePiece, which is not installed.
     """
-    config = read_config(where, metadata)
+    try:
+        config = from_dict(parse_toml(metadata["config"].encode()))
+    except ConfigError as error:  # also another version's
+        raise InteropError(f"{where}: its config is broken: {error}") from error
     like = _like(config)
     tensors = read(like)
     checked(where, tensors, flatten(like))
@@ -104,14 +107,6 @@ def check_format(where: str, metadata: Mapping[str, str]) -> None:
             f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
             f"{', '.join(HASHED[1:])} and sha256."
         )
-
-
-def read_config(where: str, metadata: Mapping[str, str]) -> Config:
-    """Return the config. Raises InteropError where it is broken, or another version's."""
-    try:
-        return from_dict(parse_toml(metadata["config"].encode()))
-    except ConfigError as error:
-        raise InteropError(f"{where}: its config is broken: {error}") from error
 
 
 def _like(config: Config) -> Params:
