@@ -47,11 +47,11 @@ def make_parser() -> Parser:
         help=f"text to continue (default: {PROMPT!r}; for models of other texts a newline or word)",
     )
     add(
-        "--num-tokens", type=int, default=400,
+        "--num-tokens", type=int, default=Options.num_tokens,
         help="number of tokens to generate (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--temperature", type=float, default=0.8,
+        "--temperature", type=float, default=Options.temperature,
         help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)",
     )  # fmt: skip
     add("--top-k", type=int, help="sample from this many of the likeliest tokens (default: all)")
@@ -95,15 +95,10 @@ def main() -> None:
     for option in ("--stateless", "--compare", "--epoch", *processors):
         if arguments.ngram is not None and value_of(option) not in (None, False):
             parser.error(f"an n-gram model has no state, epochs or logits; leave out {option}.")
+    named = {field.name for field in dataclasses.fields(Options)}
     options = Options(
-        num_tokens=arguments.num_tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
+        **{name: value for name, value in vars(arguments).items() if name in named},
         stateful=not arguments.stateless,
-        last_token_only=arguments.last_token_only,
-        seed=arguments.seed,
-        stop=tuple(arguments.stop),
         logits_processor=tuple(
             kind(value) for option, kind, _ in PROCESSORS if (value := value_of(option)) is not None
         ),
