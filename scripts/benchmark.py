@@ -34,7 +34,6 @@ from jaxgru.parallel import hardware
 from pages.markdown import versions
 from pages.records import describe_hardware
 
-PACKAGES = ("jax", "flax", "dm-haiku", "torch")
 CONFIGS = ("astra_alpha", "astra_beta", "astra_gamma")
 console = Console(highlight=False)
 
@@ -122,6 +121,7 @@ def _tasks(configs: list[Config], arguments: argparse.Namespace) -> list[tuple[A
 
 def _describe(arguments: argparse.Namespace) -> BenchmarkRun:
     """Return this run: the machine, the versions, and who cannot take part."""
+    packages = filter(None, ("jax", *(entry.package for entry in CONTESTANTS.values())))
     absent = {name: why_absent(name) for name in arguments.only}
     notes = [f"{name} did not take part: {why}" for name, why in absent.items() if why]
     if not why_absent("torchref"):
@@ -134,7 +134,7 @@ def _describe(arguments: argparse.Namespace) -> BenchmarkRun:
     return BenchmarkRun(
         hardware=describe_hardware(),
         command=shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
-        versions={"python": platform.python_version(), **versions(PACKAGES)},
+        versions={"python": platform.python_version(), **versions(packages)},
         rounds=arguments.repeats,
         note="; ".join(notes) + ".",
     )

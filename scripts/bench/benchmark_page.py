@@ -11,27 +11,17 @@ from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import table, write_page
 from pages.records import grouped
 
-LABELS = {
-    "autodiff": "lax.scan",
-    "haiku": "dm-haiku",
-    "nnx": "Flax NNX",
-    "linen": "Flax Linen",
-    "equinox": "Equinox",
-}
-"""What contestants are called in tables and in the figure, where it is not their name."""
+Comparison = list[tuple[ContestantTime, dict[str, float]]]
+"""jaxgru's record of each task, and the others' times as multiples of its time."""
 
-FIGURE = "jaxgru", "autodiff", "nnx", "haiku", "torch.nn"
-"""The contestants of the figure, each as it is fastest on a CPU: JAX splits the batch, PyTorch the
-products."""
 PANELS = 3  # configs of the figure
 TABLES = {
-    "PPO": (("ppo", "ppo_8"), "float32", ("jaxgru", "linen")),
-    "language models": (("training", "forward", "sampling_1", "sampling_64"), "float32", FIGURE),
-    "on a GPU": (("training",), "tf32", ("jaxgru", "wavefront", "nnx", "haiku", "torch.nn")),
-    "layers": (("layer", "layer_resets"), "float32",
-               ("jaxgru", "autodiff", "nnx", "linen", "equinox", "haiku", "torch.nn")),
-}  # fmt: skip
-"""The page's tables of times: kinds of tasks, precision of products, and contestants."""
+    "PPO": (("ppo", "ppo_8"), "float32"),
+    "language models": (("training", "forward", "sampling_1", "sampling_64"), "float32"),
+    "on a GPU": (("training",), "tf32"),
+    "layers": (("layer", "layer_resets"), "float32"),
+}
+"""The page's tables of times: kinds of tasks, and precision of products."""
 
 
 def title(record: ContestantTime) -> str:
@@ -99,9 +89,7 @@ def newest(data: Benchmarks, kinds: Collection[str], precision: str) -> list[Con
     return sorted(here, key=lambda record: list(kinds).index(record.kind))
 
 
-def compared(
-    records: Iterable[ContestantTime],
-) -> list[tuple[ContestantTime, dict[str, float]]]:
+def compared(records: Iterable[ContestantTime]) -> Comparison:
     """Return jaxgru's record of each task, and the others' times as multiples of its time.
 
     Only those of one run are compared, because only they took turns.
@@ -116,21 +104,28 @@ def compared(
     ]
 
 
-def side_by_side(records: Iterable[ContestantTime], names: Sequence[str]) -> str:
+def with_label(rows: Comparison) -> list[str]:
+    """Return the contestants that have a column: those that have a label and were measured."""
+    measured = {name for _, faster in rows for name in faster}
+    return [name for name, entry in CONTESTANTS.items() if entry.label and name in measured]
+
+
+def side_by_side(records: Iterable[ContestantTime]) -> str:
     """Return a table of jaxgru's times, and how many times as fast as the others they are."""
+    names = with_label(rows := compared(records))
     lines = [
         [title(ours), f"{value(ours, ours.median)} {unit(ours.kind)}",
          *(f"{faster[name]:.2f}×" if name in faster else "–" for name in names[1:])]
-        for ours, faster in compared(records)
+        for ours, faster in rows
     ]  # fmt: skip
-    return table(["", *(LABELS.get(name, name) for name in names)], lines, "lr")
+    return table(["", *(CONTESTANTS[name].label for name in names)], lines, "lr")
 
 
 def tables(data: Benchmarks) -> dict[str, str]:
     """Return the page's tables: times, who took part, and when and where."""
     made = {
-        name: side_by_side(newest(data, kinds, precision), names)
-        for name, (kinds, precision, names) in TABLES.items()
+        name: side_by_side(newest(data, kinds, precision))
+        for name, (kinds, precision) in TABLES.items()
     }
     took_part = (
         f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items() if entry.split
@@ -161,13 +156,13 @@ def write(docs: Path, data: Benchmarks) -> None:
     write_page(docs / "performance.md", tables(data))
 
 
-def plot_speeds(path: Path, steps: list[tuple[ContestantTime, dict[str, float]]]) -> None:
+def plot_speeds(path: Path, steps: Comparison) -> None:
     """Draw `compared` training steps: a group of bars per config, a bar per contestant.
 
     Raises:
       OSError: the file cannot be written.
     """
-    names = [[name for name in FIGURE if name in faster] for _, faster in steps]
+    names = [with_label([step]) for step in steps]
     with svg(path, 1 + 0.23 * sum(len(bars) + 1.5 for bars in names)) as figure:
         axes = figure.subplots()
         y, ticks = 0.0, {}
@@ -179,7 +174,7 @@ def plot_speeds(path: Path, steps: list[tuple[ContestantTime, dict[str, float]]]
                 axes.barh(y + i, ratio, 0.76, color=BLUE if is_ours else LINE, zorder=2)
                 text = f"{1e3 * ours.median:,.0f} ms" if is_ours else f"{ratio:.2f}×"
                 beside(axes, text, (ratio, y + i), BLUE if is_ours else INK)
-                ticks[y + i] = LABELS.get(name, name)
+                ticks[y + i] = CONTESTANTS[name].label
             y += len(bars) + 1.5
         axes.axvline(1, color=BLUE, lw=1, ls="--", zorder=3)
         head(axes, "jaxgru trains … × as fast as", "only jaxgru and lax.scan compute dropout")

@@ -338,6 +338,8 @@ class Entry(NamedTuple):
     resets: bool = True  # in layers
     ppo: str = ""  # its name in examples/recurrent_ppo.py
     needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
+    package: str = ""  # whose version is recorded
+    label: str = ""  # of its column in the page's tables and its bar in the figure; "": it has none
     split: bool = True
 
 
@@ -347,45 +349,54 @@ TORCH = "torch", "torchref"
 CONTESTANTS = {
     "jaxgru": Entry(
         "this library: `train_step`, `apply` and `generate`", KINDS,
-        _jaxgru, partial(_layer, make=layers.jaxgru_layer), ALL_CELLS, ppo="jaxgru"),
+        _jaxgru, partial(_layer, make=layers.jaxgru_layer), ALL_CELLS, ppo="jaxgru",
+        label="jaxgru"),
     "wavefront": Entry(
         'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
-        ("training", "forward"), _wavefront),
+        ("training", "forward"), _wavefront, label="wavefront"),
     "autodiff": Entry(
         'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
         "differentiated by JAX (not measured for sampling, which takes one step at a time)",
         ("training", "forward", "layer"), partial(_jaxgru, implementation="autodiff"),
-        partial(_layer, make=partial(layers.jaxgru_layer, implementation="autodiff")), ALL_CELLS),
-    "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
-                      MODEL, partial(_torch, library="torchref"), needs=TORCH),
-    "torch.nn": Entry(
-        "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
-        "dropout: other equations, but the same amount of work",
-        (*MODEL, "layer"), partial(_torch, library="torch.nn"),
-        partial(_torch, library="torch.nn"), resets=False, needs=TORCH),
-    "torch.compile": Entry("torchref's step, with its model under `torch.compile`: only if asked "
-                           "for with `--only`, because it compiles for minutes",
-                           MODEL, partial(_torch, library="torch.compile"), needs=TORCH),
-    "haiku": Entry(
-        "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        (*MODEL, "layer"), partial(_jax, make_model=_haiku_model),
-        partial(_layer, make=layers.haiku_layer), ("gru", "lstm"), needs=("haiku",)),
+        partial(_layer, make=partial(layers.jaxgru_layer, implementation="autodiff")), ALL_CELLS,
+        label="lax.scan"),
     "nnx": Entry(
         "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "applies the reset gate after the product, which is cheaper",
         (*MODEL, "layer"), partial(_jax, make_model=_nnx_model),
-        partial(_layer, make=layers.nnx_layer), needs=("flax.nnx",)),
+        partial(_layer, make=layers.nnx_layer), needs=("flax.nnx",),
+        package="flax", label="Flax NNX"),
     "linen": Entry(
         "Flax: `linen.RNN`; where states are reset, its cell under `nn.scan`", ("layer", "ppo"),
-        layer=partial(_layer, make=layers.linen_layer), ppo="flax", needs=("flax.linen",)),
+        layer=partial(_layer, make=layers.linen_layer), ppo="flax", needs=("flax.linen",),
+        package="flax", label="Flax Linen"),
     "equinox": Entry(
         "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`", ("layer",),
-        layer=partial(_layer, make=layers.equinox_layer), needs=("equinox",)),
+        layer=partial(_layer, make=layers.equinox_layer), needs=("equinox",),
+        package="equinox", label="Equinox"),
+    "haiku": Entry(
+        "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+        (*MODEL, "layer"), partial(_jax, make_model=_haiku_model),
+        partial(_layer, make=layers.haiku_layer), ("gru", "lstm"), needs=("haiku",),
+        package="dm-haiku", label="dm-haiku"),
+    "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
+                      MODEL, partial(_torch, library="torchref"), needs=TORCH, package="torch"),
+    "torch.nn": Entry(
+        "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
+        "dropout: other equations, but the same amount of work",
+        (*MODEL, "layer"), partial(_torch, library="torch.nn"),
+        partial(_torch, library="torch.nn"), resets=False, needs=TORCH,
+        package="torch", label="torch.nn"),
+    "torch.compile": Entry("torchref's step, with its model under `torch.compile`: only if asked "
+                           "for with `--only`, because it compiles for minutes",
+                           MODEL, partial(_torch, library="torch.compile"), needs=TORCH,
+                           package="torch"),
 }  # fmt: skip
-"""The contestants, in the page's order."""
+"""The contestants, in the page's order, each as it is fastest on a CPU: JAX splits the batch,
+PyTorch the products."""
 
 for _name in ("jaxgru", "haiku", "nnx", "linen", "equinox"):
     _kinds = tuple(kind for kind in ("training", "layer") if kind in CONTESTANTS[_name].kinds)
     CONTESTANTS[f"{_name}{ONE_DEVICE}"] = CONTESTANTS[_name]._replace(
-        text="the same, with the batch on one device", kinds=_kinds, split=False
+        text="the same, with the batch on one device", kinds=_kinds, label="", split=False
     )
