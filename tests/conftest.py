@@ -31,6 +31,7 @@ jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 from random_models import by_gate  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
+from jaxgru.cli.command import COMMANDS  # noqa: E402
 from jaxgru.layers import implementations  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
 from jaxgru.lm.model import Params  # noqa: E402
@@ -267,7 +268,7 @@ class Outcome:
 
 @pytest.fixture
 def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
-    """Runs `scripts/<name>.py` with these arguments as its own process would, but in this one.
+    """Runs `jaxgru <name>`, or else `scripts/<name>.py`, as its own process would, in this one.
 
     The working folder is the test's own, and the terminal is 200 columns wide.
     """
@@ -276,11 +277,15 @@ def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
     monkeypatch.delenv("JAXGRU_CORPUS", raising=False)
 
     def run(name: str, *arguments: object) -> Outcome:
-        path = str(SCRIPTS / f"{name}.py")
-        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        if name in COMMANDS:
+            words, start = ["jaxgru", name], lambda: runpy.run_module("jaxgru", run_name="__main__")
+        else:
+            path = str(SCRIPTS / f"{name}.py")
+            words, start = [path], lambda: runpy.run_path(path, run_name="__main__")
+        monkeypatch.setattr(sys, "argv", [*words, *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            runpy.run_path(path, run_name="__main__")
+            start()
         return Outcome(stopped.value.code, *capfd.readouterr())
 
     return run

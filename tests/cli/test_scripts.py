@@ -387,7 +387,7 @@ def refused(script, tmp_path, monkeypatch):
         done = script(name, *arguments)
         assert done.code == 2
         assert done.out == ""
-        assert done.err.startswith(f"{name}.py: ") and done.err.endswith("\n")
+        assert done.err.startswith(f"jaxgru {name}: ") and done.err.endswith("\n")
         assert done.err.count("\n") == 1, done.err
         assert contents(tmp_path) == before
         return done.err

@@ -308,7 +308,7 @@ class TestScript:
         link.symlink_to(output)
         arguments += ["--output", link]
 
-        error = f"corpus.py: {link} has other content; to replace it, add --force.\n"
+        error = f"jaxgru corpus: {link} has other content; to replace it, add --force.\n"
         assert script("corpus", *arguments) == Outcome(2, "", error)
         assert output.read_bytes() == b"precious"
 
@@ -327,4 +327,4 @@ class TestScript:
         mine = [] if "--path" in options else ["--corpus", write(tmp_path / "mine.txt", b"mine")]
         done = script("corpus", *mine, *options)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-        assert done.err.startswith("corpus.py: ") and message in done.err
+        assert done.err.startswith("jaxgru corpus: ") and message in done.err

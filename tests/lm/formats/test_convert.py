@@ -1,4 +1,4 @@
-"""scripts/convert.py: from any format to the others, and one sentence where it cannot."""
+"""`jaxgru convert`: from any format to the others, and one sentence where it cannot."""
 
 from __future__ import annotations
 
@@ -168,5 +168,5 @@ def test_refused(arguments, says, script, saved, tmp_path):
     outcome = script("convert", *arguments)
     assert outcome.code == 2 and outcome.out == ""
     assert says in outcome.err and outcome.err.count("\n") == 1
-    assert outcome.err.startswith("convert.py: ")
+    assert outcome.err.startswith("jaxgru convert: ")
     assert sorted(os.listdir(tmp_path)) == before

@@ -1,4 +1,4 @@
-"""`train.py --init MODEL`: training starts from the weights of another model."""
+"""`jaxgru train --init MODEL`: training starts from the weights of another model."""
 
 import dataclasses
 import json
@@ -29,12 +29,12 @@ FROZEN = {"training.learning_rate": 1e-30, "training.epochs": 1}  # steps change
 
 @pytest.fixture
 def train(script, tmp_path, tiny_run):
-    """Run `train.py --init tiny_run` with more options; the folder of its run, or the message."""
+    """Run `jaxgru train --init tiny_run` with options; the folder of its run, or the message."""
 
     def run(*options, init=tiny_run):
         done = script("train", "--runs", "runs", "--init", init, *options)
         if done.code == 2:
-            assert done.err.startswith("train.py: ") and done.err.count("\n") == 1
+            assert done.err.startswith("jaxgru train: ") and done.err.count("\n") == 1
             assert not list(tmp_path.glob("runs/*/v*"))
             return done.err
         assert (done.code, done.err) == (0, "")
