@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, add_word, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.lm.config import Config, config_names, load_config
-from jaxgru.lm.formats import format_of
+from jaxgru.lm.formats import NAMES, format_of
 from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.runs.checkpoints import silence_orbax
@@ -35,7 +35,7 @@ def make_parser() -> Parser:
     add = group.add_argument
     add(
         "--init", metavar="MODEL", dest="training.init",
-        help="start from the weights of this pretrained model, run folder or .safetensors file; "
+        help=f"start from the weights of this pretrained model, run folder or {NAMES} file; "
         "without CONFIG, its config applies, too",
     )  # fmt: skip
     add("--resume", metavar="RUN", help="resume this run; it ends as if it had never stopped")

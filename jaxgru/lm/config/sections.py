@@ -216,7 +216,7 @@ class TrainingConfig(Section):
     )
     seed: int = recipe(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
     init: str = recipe(
-        "", "a pretrained model's name, run folder or .safetensors file to start from; empty: none"
+        "", "a pretrained model's name, a run folder or a model's file to start from; empty: none"
     )
 
     @property
