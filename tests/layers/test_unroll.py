@@ -83,34 +83,23 @@ def stack_of(kind, num_layers, seed=0):
     return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
 
 
-def one_row(layers, x, carry, resets, real, initial, reverse):
-    """The definition: for each layer, for each real step of one row (1, F), the cell.
+def one_row(layers, x, carry, initial, resets, real, reverse):
+    """The definition: for each layer, for each real step of one row (T, F), the cell.
 
     resets and real: a bool per step. Returns h of every step (T, H), and the carries.
     """
-    ends, episodes = [], np.cumsum(resets)
+    chosen = lambda flag, new, old: jax.tree.map(partial(jnp.where, flag), new, old)
+    ends, episodes = [], jnp.cumsum(resets)
     for layer, c, start in zip(layers, carry, initial, strict=True):
         h = [jnp.zeros(H)] * len(x)
         read = episodes[-1]  # the episode of the step that was read last, or of the part after x
         for t in reversed(range(len(x))) if reverse else range(len(x)):
-            if resets[t] and not reverse or reverse and real[t] and read != episodes[t]:
-                c = start
-            if real[t]:
-                c, read = cells.cell(layer, c, x[t][None]), episodes[t]
-                h[t] = cells.hidden(c)[0]
+            begins = real[t] & (read != episodes[t]) if reverse else resets[t]
+            c = chosen(begins, start, c)
+            after, read = cells.cell(layer, c, x[t][None]), jnp.where(real[t], episodes[t], read)
+            c, h[t] = chosen(real[t], after, c), jnp.where(real[t], cells.hidden(after)[0], 0)
         x, ends = h, [*ends, c]
-    return x, tuple(ends)
-
-
-def by_rows(layers, x, carry, initial, resets, real, reverse):
-    """`one_row` for each row."""
-    y, ends = [], []
-    for b in range(len(x)):
-        row = lambda tree, b=b: jax.tree.map(lambda leaf: leaf[b : b + 1], tree)
-        h, end = one_row(layers, x[b], row(carry), resets[b], real[b], row(initial), reverse)
-        y.append(jnp.stack(h))
-        ends.append(end)
-    return jnp.stack(y), jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *ends)
+    return jnp.stack(x), tuple(ends)
 
 
 def gradients(function, *arguments):
@@ -125,6 +114,19 @@ def gradients(function, *arguments):
         return sum(terms), outputs
 
     return jax.grad(scalar, tuple(range(len(arguments))), has_aux=True)(*arguments)
+
+
+@partial(jax.jit, static_argnames="reverse")
+def by_rows(layers, x, carry, initial, resets, real, reverse):
+    """`one_row` for each row, and its gradients."""
+    rows = jax.vmap(partial(one_row, reverse=reverse), in_axes=(None, 0, 0, 0, 0, 0))
+
+    def run(layers, x, carry, initial):
+        carry, initial = jax.tree.map(lambda leaf: leaf[:, None], (carry, initial))
+        y, ends = rows(layers, x, carry, initial, resets, real)
+        return y, jax.tree.map(lambda leaf: leaf[:, 0], ends)
+
+    return gradients(run, layers, x, carry, initial)
 
 
 @partial(jax.jit, static_argnames="reverse")
@@ -179,13 +181,11 @@ def check_episodes(kind, resets, padding, reverse, L=2):
     real = padding if masked else np.arange(T) < padding[:, None]
     counting = resets if masked else resets & real
 
-    def definition(layers, x, carry, initial):
-        return by_rows(layers, x, carry, initial, counting, real, reverse)
-
     arguments = layers, x, carry, initial
     options = {"mask" if masked else "lengths": padding}
     seen = unrolled(*arguments, resets, options, reverse)
-    chex.assert_trees_all_close(seen, gradients(definition, *arguments), rtol=1e-10, atol=1e-11)
+    expected = by_rows(*arguments, counting, real, reverse)
+    chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize(
