@@ -94,8 +94,7 @@ def one_row(layers, x, carry, initial, resets, real, reverse):
         h = [jnp.zeros(H)] * len(x)
         read = episodes[-1]  # the episode of the step that was read last, or of the part after x
         for t in reversed(range(len(x))) if reverse else range(len(x)):
-            begins = real[t] & (read != episodes[t]) if reverse else resets[t]
-            c = chosen(begins, start, c)
+            c = chosen(real[t] & (read != episodes[t]) if reverse else resets[t], start, c)
             after, read = cells.cell(layer, c, x[t][None]), jnp.where(real[t], episodes[t], read)
             c, h[t] = chosen(real[t], after, c), jnp.where(real[t], cells.hidden(after)[0], 0)
         x, ends = h, [*ends, c]
@@ -143,8 +142,6 @@ ROWS, STEPS = 2, 5
 NEVER, ALWAYS = [[False] * STEPS] * ROWS, [[True] * STEPS] * ROWS
 AMID = [[False, False, True, False, False], [True, False, False, True, False]]
 FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
-
-
 LENGTHS = st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS)
 MASKS = st.lists(FLAGS, min_size=ROWS, max_size=ROWS)
 HOLES = [[False, True, False, True, True], [True, True, False, False, True]]
@@ -182,8 +179,7 @@ def check_episodes(kind, resets, padding, reverse, L=2):
     counting = resets if masked else resets & real
 
     arguments = layers, x, carry, initial
-    options = {"mask" if masked else "lengths": padding}
-    seen = unrolled(*arguments, resets, options, reverse)
+    seen = unrolled(*arguments, resets, {"mask" if masked else "lengths": padding}, reverse)
     expected = by_rows(*arguments, counting, real, reverse)
     chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
 

@@ -52,8 +52,7 @@ def test_a_started_process_does_not_report_its_parents_peak():
     code = "from jaxgru.parallel.hardware import peak_resident_bytes as p; print(p())"
     filled = b"1" * 2**29
     assert len(filled) < hardware.peak_resident_bytes() < 2**40
-    run = [sys.executable, "-c", code]
-    child = subprocess.run(run, capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 2**24 < int(child.stdout) < len(filled)
 
 
