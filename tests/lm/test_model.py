@@ -343,10 +343,10 @@ def test_promotes_nothing_implicitly(kind, x64):
 def test_without_jit():
     """`JAX_DISABLE_JIT=1`: greedy tokens are the likeliest of `apply`."""
     params = perturbed(KINDS["gru"])
-    expected, _, _ = jaxgru.lm.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
+    run = partial(jaxgru.lm.generate, params, jax.random.key(0), TOKENS[:, :2], 2, temperature=0)
+    expected = run()[0]
     with jax.disable_jit():
-        seen, _, _ = jaxgru.lm.generate(params, jax.random.key(0), TOKENS, 2, temperature=0)
-    np.testing.assert_array_equal(seen, expected)
+        np.testing.assert_array_equal(run()[0], expected)
 
 
 def test_tokens_that_do_not_fit_into_32_bits_are_refused():
