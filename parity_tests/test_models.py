@@ -96,7 +96,7 @@ def compare(
 @pytest.mark.parametrize(
     "name, dtype",
     [
-        pytest.param(name, dtype, marks=() if dtype == "float64" or name in SMALL else SLOW)
+        pytest.param(name, dtype, marks=() if name in SMALL else SLOW)
         for name in PUBLISHED
         for dtype in DTYPES
     ],

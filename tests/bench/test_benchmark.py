@@ -218,7 +218,8 @@ class TestContestants:
                  if not peers.is_measured(name, LayerTask(cell, 2, 5, 3, 4))]  # fmt: skip
         assert cells == ([lacks] if lacks else [])
 
-    @pytest.mark.parametrize("seeds", [1, *slow(2)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seeds", [1, 2])
     def test_ppo_learns_the_same(self, seeds):
         """With Flax's cell as with ours, and each seed as it does alone."""
         task = PPOTask(4, 1, seeds, num_tokens=80, updates=3)
