@@ -106,7 +106,7 @@ MORE = [KILL, 2 * KILL, STOP + KILL, (signal.SIGTERM,), (signal.SIGHUP,), FULL, 
 
 @pytest.mark.parametrize(
     "harms, seed",
-    [(KILL, 0), (FULL, 2), *slow((STOP + KILL, 1), *((h, s) for h in MORE for s in range(3, 9)))],
+    [(KILL, 0), *slow((STOP + KILL, 1), (FULL, 2), *((h, s) for h in MORE for s in range(3, 9)))],
 )
 def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, harms, seed):
     """It is killed or stopped, or its disk is full, at any change; then while it is resumed."""

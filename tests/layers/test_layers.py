@@ -273,7 +273,7 @@ LONG = {  # of one layer or two: how they are computed
 }
 
 
-@pytest.mark.parametrize("name", ["autodiff", "wavefront", *slow("a dropped h", "remat")])
+@pytest.mark.parametrize("name", ["autodiff", *slow("wavefront", "a dropped h", "remat")])
 def test_a_long_sum_of_gradients_in_half_precision(name):
     """As in float64 with the same weights, to the roundings of bfloat16 (2⁻⁹) in a step.
 
