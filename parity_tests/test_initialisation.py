@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 import torch
+from flax import linen as nn
 
 import jaxgru
+from jaxgru.libraries.flax_linen import from_linen
 from jaxgru.lm.config import ModelConfig
 from parity_tests.bridge import (
     VARIANTS,
@@ -20,7 +23,35 @@ from parity_tests.bridge import (
     torch_model,
 )
 
-CONFIGS = {cell: ModelConfig(cell, 65, 48, 96, 2, **VARIANTS[cell]) for cell in VARIANTS}
+CONFIGS = {
+    cell: ModelConfig(cell, 65, 48, 96, 2, initial_weights="pytorch", **VARIANTS[cell])
+    for cell in VARIANTS
+}
+FLAX = {
+    jaxgru.init_gru: nn.GRUCell,
+    jaxgru.init_lstm: nn.OptimizedLSTMCell,
+    jaxgru.init_rnn: nn.SimpleCell,
+}
+
+
+@pytest.mark.parametrize("init", FLAX)
+def test_layers_start_as_flaxs(init):
+    """The same W, an orthogonal U per gate; zeros, but ones in our LSTM's forget gate."""
+    E, H = 48, 96
+    cell = FLAX[init](H)
+    carry, x = jnp.zeros((1, H)), jnp.zeros((1, E))
+    carry = (carry, carry) if init is jaxgru.init_lstm else carry
+    theirs = from_linen(cell.init(jax.random.key(0), carry, x)["params"])
+    ours = init(jax.random.key(1), E, H)
+    for name in "WU":
+        a, b = (np.asarray(getattr(layer, name)) for layer in (ours, theirs))
+        p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
+        agree_in_distribution(f"{init.__name__}: {name}", p_value, a.size + b.size, "flax")
+        for U in np.split(np.stack([a, b]), len(ours.gates), -1) if name == "U" else []:
+            np.testing.assert_allclose(U.mT @ U, np.stack([np.eye(H)] * 2), atol=2e-6)
+    in_forget_gate = jnp.zeros(len(theirs.b)).at[:H].set(init is jaxgru.init_lstm)
+    np.testing.assert_array_equal(ours.b, theirs.b + in_forget_gate)
+    np.testing.assert_array_equal(getattr(ours, "cn", 0), getattr(theirs, "cn", 0))
 
 
 def named_leaves(params) -> dict[str, np.ndarray]:

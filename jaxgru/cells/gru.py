@@ -34,13 +34,17 @@ class _GRU(Cell):
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
     name: ClassVar[str] = "gru"
-    options: ClassVar[frozenset[str]] = frozenset({"second_bias", "reset_gate", "num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"second_bias", "reset_gate", "num_blocks", "initial_weights"}
+    )
     gates: ClassVar[str] = "zrn"
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        given = {name: getattr(options, name) for name in cls.options}
-        return init_gru(key, E, H, dtype=dtype, **given)
+        return init_gru(
+            key, E, H, dtype=dtype, init=options.initial_weights, num_blocks=options.num_blocks,
+            second_bias=options.second_bias, reset_gate=options.reset_gate,
+        )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(3, self.b), (2, self.c), (1, getattr(self, "cn", None))]
@@ -117,6 +121,7 @@ def init_gru(
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
     reset_gate: str = "after",
+    init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -125,8 +130,9 @@ def init_gru(
 ) -> AnyGRU | LayerNormGRUParams:
     """Draw the initial parameters of a GRU layer.
 
-    W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in PyTorch's `nn.Linear`; c and cn
-    are zeros.
+    As in Flax, each gate's U is orthogonal, its W normal with the variance 1/E (truncated), and b
+    zeros. With `init` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in
+    PyTorch's `nn.Linear` and the study. c and cn are zeros.
 
     Args:
       in_features: E, the size of the input at a step.
@@ -134,6 +140,7 @@ def init_gru(
       second_bias: also return c.
       dtype: of the parameters, floating-point.
       reset_gate: "after" for `GRUParams`, "before" for `ResetBeforeGRUParams`.
+      init: "orthogonal" or "pytorch"; see above.
       kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead.
@@ -143,13 +150,15 @@ def init_gru(
         own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
 
     Raises:
-      ValueError: a size is not a positive whole number; the dtype is not floating-point; an
-        initializer is not a function, or does not return floating-point numbers of the given shape;
+      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
+        floating-point; an initializer is not a function, or does not return floating-point numbers
+        of the given shape;
         a flag is not a bool; `reset_gate` is unknown; `num_blocks` does not divide H; or
         `layer_norm` is combined with `second_bias` or with `reset_gate` "before".
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
     options: dict[str, Any] = dict(
+        init=init,
         kernel_init=kernel_init,
         recurrent_kernel_init=recurrent_kernel_init,
         bias_init=bias_init,

@@ -7,18 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import Initializer, zeros
+from jax.nn.initializers import Initializer, lecun_normal, orthogonal, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxgru.cells.base import is_whole, widest
 from jaxgru.errors import a_type, shown
 
+DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {
+    "orthogonal": (lecun_normal(), orthogonal(), zeros),
+    "pytorch": (None, None, None),  # uniform in ±1/√fan_in, drawn in the parameters' dtype
+}
+"""How W, U and b are drawn if no initializer is given. See `initializers`."""
+
 
 def initializers(
     E: int,
     H: int,
     dtype: DTypeLike,
+    init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -30,13 +37,16 @@ def initializers(
     W is (E, H) and b (H,). U is (H, H); or (S, H) for a state h of `state_size` S; or the n blocks
     (n, H/n, H/n) of a block-diagonal matrix, each drawn by itself.
 
-    The default is uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. A given initializer draws in
-    float32 or wider, because some of JAX's cannot draw narrower numbers.
+    With `init` "orthogonal", the defaults are those of Flax's cells: U has orthonormal rows or
+    columns (Saxe et al. 2013, arXiv 1312.6120), so a product with it keeps the length of h; W is
+    normal with the variance 1/E (LeCun et al. 1998, Efficient BackProp), truncated; b is zeros.
+    With "pytorch", all three are uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. An initializer
+    draws in float32 or wider, because some of JAX's cannot draw narrower numbers.
 
     Raises:
-      ValueError: a size is not a positive whole number; `num_blocks` does not divide H; the dtype
-        is not floating-point; or an initializer is not a function, or does not return
-        floating-point numbers of the given shape.
+      ValueError: `init` is unknown; a size is not a positive whole number; `num_blocks` does not
+        divide H; the dtype is not floating-point; or an initializer is not a function, or does not
+        return floating-point numbers of the given shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         check_size(name, size)
@@ -47,6 +57,8 @@ def initializers(
     if not floating:
         raise ValueError(f"dtype is {shown(dtype)}; it must be a floating-point dtype.")
 
+    if not isinstance(init, str) or init not in DEFAULTS:
+        raise ValueError(f"init is {shown(init)}; it must be one of {', '.join(DEFAULTS)}.")
     check_size("num_blocks", num_blocks)
     if H % num_blocks:
         raise ValueError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
@@ -56,8 +68,13 @@ def initializers(
         rows, columns = state_size, H
 
     def draw(
-        name: str, given: Initializer | None, shape: tuple[int, ...], fan_in: int
+        name: str,
+        given: Initializer | None,
+        default: Initializer | None,
+        shape: tuple[int, ...],
+        fan_in: int,
     ) -> Callable[[PRNGKeyArray], Array]:
+        given = default if given is None else given
         if given is None:
             bound = fan_in**-0.5
             return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -80,8 +97,10 @@ def initializers(
 
         return drawn
 
-    W, b = draw("kernel_init", kernel_init, (E, H), E), draw("bias_init", bias_init, (H,), E)
-    U = draw("recurrent_kernel_init", recurrent_kernel_init, (rows, columns), rows)
+    of_W, of_U, of_b = DEFAULTS[init]
+    W = draw("kernel_init", kernel_init, of_W, (E, H), E)
+    U = draw("recurrent_kernel_init", recurrent_kernel_init, of_U, (rows, columns), rows)
+    b = draw("bias_init", bias_init, of_b, (H,), E)
     if num_blocks == 1:
         return W, U, b
     return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b

@@ -39,12 +39,13 @@ class LayerNormGRUParams(Cell):
     w: Float[Array, "GH"]
     u: Float[Array, "GH"]
     name: ClassVar[str] = "layer_norm_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
     gates: ClassVar[str] = "zrn"
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_layer_norm_gru(key, E, H, dtype, num_blocks=options.num_blocks)
+        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
+        return init_layer_norm_gru(key, E, H, dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(3, self.b), (1, self.cn), (3, self.w), (3, self.u)]

@@ -49,11 +49,12 @@ class LayerNormLSTMParams(AnyLSTM):
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
     name: ClassVar[str] = "layer_norm_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_layer_norm_lstm(key, E, H, dtype, num_blocks=options.num_blocks)
+        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
+        return init_layer_norm_lstm(key, E, H, dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(4, self.b), (4, self.w), (4, self.u), (1, self.wc), (1, self.bc)]

@@ -51,11 +51,12 @@ class LSTMParams(AnyLSTM):
     U: StateWeights
     b: Float[Array, "GH"]
     name: ClassVar[str] = "lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_lstm(key, E, H, num_blocks=options.num_blocks, dtype=dtype)
+        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
+        return init_lstm(key, E, H, dtype=dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
@@ -74,6 +75,7 @@ def init_lstm(
     hidden_dim: int,
     *,
     dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -83,13 +85,16 @@ def init_lstm(
 ) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
     """Draw the initial parameters of an LSTM layer.
 
-    W is uniform in ±1/√E, and U and P in ±1/√(their rows); b is zeros, but ones in the forget gate
-    (Jozefowicz et al. 2015, PMLR 37).
+    As in Flax, each gate's U and P are orthogonal, and its W is normal with the variance 1/E
+    (truncated). With `init` "pytorch", W is uniform in ±1/√E, and U and P in ±1/√(their rows), as
+    in PyTorch's `nn.Linear` and the study. b is zeros, but ones in the forget gate (Jozefowicz et
+    al. 2015, PMLR 37).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
       dtype: of the parameters, floating-point.
+      init: "orthogonal" or "pytorch"; see above.
       kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws each gate's U (H, H) or (p, H), or each of its blocks, and P
@@ -101,14 +106,17 @@ def init_lstm(
       proj_size: p; project h to this size, and return `ProjectedLSTMParams`. c keeps the size H.
 
     Raises:
-      ValueError: a size is not a positive whole number; the dtype is not floating-point; an
-        initializer is not a function, or does not return floating-point numbers of the given shape;
-        `layer_norm` is not a bool; `num_blocks` does not divide H; or `proj_size` is combined with
-        `layer_norm` or several blocks.
+      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
+        floating-point; an initializer is not a function, or does not return floating-point numbers
+        of the given shape; `layer_norm` is not a bool; `num_blocks` does not divide H; or
+        `proj_size` is combined with `layer_norm` or several blocks.
     """
     check_flags(layer_norm=layer_norm)
     options: dict[str, Any] = dict(
-        kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init, bias_init=bias_init
+        init=init,
+        kernel_init=kernel_init,
+        recurrent_kernel_init=recurrent_kernel_init,
+        bias_init=bias_init,
     )
     if proj_size is not None:
         if layer_norm or num_blocks != 1:

@@ -31,11 +31,12 @@ class ProjectedLSTMParams(AnyLSTM):
     b: Float[Array, "GH"]
     P: Float[Array, "H p"]
     name: ClassVar[str] = "projected_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"proj_size"})
+    options: ClassVar[frozenset[str]] = frozenset({"proj_size", "initial_weights"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_projected_lstm(key, E, H, options.proj_size, dtype)
+        given = dict(proj_size=options.proj_size, init=options.initial_weights)
+        return init_projected_lstm(key, E, H, dtype=dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         """Return (E, p); see `Cell.sizes`."""
@@ -60,16 +61,17 @@ def init_projected_lstm(
     H: int,
     proj_size: int,
     dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
     recurrent_kernel_init: Initializer | None = None,
     **options: Any,
 ) -> ProjectedLSTMParams:
     """Draw initial parameters. See `init_lstm`."""
     weights = lstm_weights(
-        key, E, H, dtype,
+        key, E, H, dtype, init=init,
         recurrent_kernel_init=recurrent_kernel_init, state_size=proj_size, **options,
     )  # fmt: skip
     _, P, _ = initializers(
-        E, proj_size, dtype, recurrent_kernel_init=recurrent_kernel_init, state_size=H
+        E, proj_size, dtype, init, recurrent_kernel_init=recurrent_kernel_init, state_size=H
     )
     return ProjectedLSTMParams(**weights, P=P(jax.random.fold_in(key, 9)))
 

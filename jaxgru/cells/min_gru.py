@@ -114,7 +114,9 @@ def init_min_gru(
       ValueError: a size is not a positive whole number; the dtype is not floating-point; or an
         initializer is not a function, or does not return floating-point numbers of the given shape.
     """
-    W, _, b = initializers(in_features, hidden_dim, dtype, kernel_init, bias_init=bias_init)
+    W, _, b = initializers(
+        in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init
+    )
     k = jax.random.split(key, 4)
     return MinGRUParams(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
 

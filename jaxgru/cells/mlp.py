@@ -83,6 +83,6 @@ def init_mlp(
     key: PRNGKeyArray, E: int, H: int, K: int, dtype: DTypeLike = jnp.float32
 ) -> MLPParams:
     """Draw initial parameters. W, b: uniform ±1/√(K·E) (`nn.Linear` of K concatenated inputs)."""
-    W, _, b = initializers(K * E, H, dtype)
+    W, _, b = initializers(K * E, H, dtype, "pytorch")
     k_weight, k_bias = jax.random.split(key)
     return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))

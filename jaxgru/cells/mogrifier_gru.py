@@ -44,13 +44,15 @@ class MogrifierGRUParams(Cell):
     Ra: Float[Array, "m E k"]
     Rb: Float[Array, "m k H"]
     name: ClassVar[str] = "mogrifier_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank", "initial_weights"})
     gates: ClassVar[str] = "zrn"
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        rounds, rank = options.num_rounds, options.rank or None
-        return init_mogrifier_gru(key, E, H, num_rounds=rounds, rank=rank, dtype=dtype)
+        return init_mogrifier_gru(
+            key, E, H, dtype=dtype, init=options.initial_weights,
+            num_rounds=options.num_rounds, rank=options.rank or None,
+        )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
         if not self.W.ndim == self.U.ndim == self.Qa.ndim - 1 == self.Ra.ndim - 1 == 2:
@@ -84,10 +86,11 @@ def init_mogrifier_gru(
     num_rounds: int = 5,
     rank: int | None = None,
     dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
 ) -> MogrifierGRUParams:
     """Draw the initial parameters of a Mogrifier GRU layer.
 
-    Each is uniform in ±1/√(its rows), and b in ±1/√E, as in PyTorch's `nn.Linear`; cn is zeros.
+    W, U, b and cn are drawn as by `init_gru`; the others are uniform in ±1/√(their rows).
 
     Args:
       in_features: E, the size of the input at a step.
@@ -95,14 +98,15 @@ def init_mogrifier_gru(
       num_rounds: how often x or h is gated, 2 or more. The paper found 5 and 6 best.
       rank: k, of the products Qa·Qb and Ra·Rb; None: H/8, rounded down, but at least 1.
       dtype: of the parameters, floating-point.
+      init: "orthogonal" or "pytorch"; see `init_gru`.
 
     Raises:
-      ValueError: a size is not a positive whole number, `num_rounds` is below 2, or the dtype is
-        not floating-point.
+      ValueError: `init` is unknown, a size is not a positive whole number, `num_rounds` is below 2,
+        or the dtype is not floating-point.
     """
     E, H = in_features, hidden_dim
     check_size("num_rounds", num_rounds, least=2)
-    weights = gru_weights(key, E, H, dtype)  # it checks E, H and the dtype
+    weights = gru_weights(key, E, H, dtype, init=init)  # it checks these arguments
     k = max(H // 8, 1) if rank is None else rank
     check_size("rank", k)
     keys = jax.random.split(jax.random.fold_in(key, 9), 4)

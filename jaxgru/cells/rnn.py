@@ -30,11 +30,12 @@ class RNNParams(Cell):
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
     name: ClassVar[str] = "rnn"
+    options: ClassVar[frozenset[str]] = frozenset({"initial_weights"})
     gates: ClassVar[str] = "h"
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> RNNParams:
-        return init_rnn(key, E, H, dtype=dtype)
+        return init_rnn(key, E, H, dtype=dtype, init=options.initial_weights)
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(1, self.W, self.U, [(1, self.b)])
@@ -54,29 +55,33 @@ def init_rnn(
     hidden_dim: int,
     *,
     dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
 ) -> RNNParams:
     """Draw the initial parameters of a vanilla RNN layer.
 
-    W and b are uniform in ±1/√E, and U in ±1/√H, as in PyTorch's `nn.Linear`.
+    As in Flax, U is orthogonal, W normal with the variance 1/E (truncated), and b zeros. With
+    `init` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√H, as in PyTorch's `nn.Linear`.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
       dtype: of the parameters, floating-point.
+      init: "orthogonal" or "pytorch"; see above.
       kernel_init: draws W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws U (H, H) instead.
       bias_init: draws b (H,) instead.
 
     Raises:
-      ValueError: a size is not a positive whole number; the dtype is not floating-point; or an
-        initializer is not a function, or does not return floating-point numbers of the given shape.
+      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
+        floating-point; or an initializer is not a function, or does not return floating-point
+        numbers of the given shape.
     """
     W, U, b = initializers(
-        in_features, hidden_dim, dtype, kernel_init, recurrent_kernel_init, bias_init
+        in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
     )
     k = jax.random.split(key, 3)
     return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))

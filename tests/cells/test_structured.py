@@ -200,13 +200,13 @@ def test_a_product_with_blocks_is_that_with_their_matrix(B, G, n):
 
 @pytest.mark.parametrize("init", [jaxgru.init_gru, jaxgru.init_lstm])
 def test_each_block_is_drawn_by_itself(init):
-    """Orthogonal blocks; the default's bounds of k inputs; one block is the matrix."""
-    key, orthogonal = jax.random.key(0), jax.nn.initializers.orthogonal()
-    p = init(key, 3, 6, num_blocks=2, recurrent_kernel_init=orthogonal, dtype="float64")
+    """Orthogonal blocks; PyTorch's bounds of k inputs; one block is the matrix."""
+    key = jax.random.key(0)
+    p = init(key, 3, 6, num_blocks=2, dtype="float64")
     blocks = [U for name, U in vars(by_gate(p)).items() if name[0] == "U"]
     for block in (block for U in blocks for block in np.asarray(U)):
         np.testing.assert_allclose(block @ block.T, np.eye(3), atol=1e-14)
-    assert 0.49 < np.abs(init(key, 1, 64, num_blocks=16).U).max() <= 0.5
+    assert 0.49 < np.abs(init(key, 1, 64, num_blocks=16, init="pytorch").U).max() <= 0.5
     chex.assert_trees_all_equal(init(key, 3, 6, num_blocks=1), init(key, 3, 6))
 
 

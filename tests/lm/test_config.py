@@ -267,6 +267,7 @@ BAD_VALUES = {
     "training.batch_size": ["0", "-64", "64.0"],
     "training.gradient_accumulation": ["0", "1.5"],
     "training.shard_parameters": ["1", ""],
+    "model.initial_weights": ["normal", ""],
     "training.sequence_length": ["0"],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
     "training.weight_decay": ["-0.01", "inf"],
@@ -315,7 +316,7 @@ class TestRefusals:
         "overrides, says",
         [
             ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
-            ({"model.cell": "mlp", "model.context_length": 3},
+            ({"model.cell": "min_gru", "model.initial_weights": "orthogonal"},
              "weight_drop is 0.3, but it is only for cells with recurrent matrices."),
             ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
             ({"data.batches": "crops", "training.random_offset": False},

@@ -67,6 +67,10 @@ class ModelConfig(Section):
         "after",
         "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
+    initial_weights: Literal["orthogonal", "pytorch"] = recipe(
+        "orthogonal",
+        "of the cells: recurrent ones orthogonal, as in Flax; or all uniform, as in the study",
+    )
     final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 
     def __post_init__(self) -> None:

@@ -49,7 +49,9 @@ class _Layout(NamedTuple):
 
 _GRU = _Layout(
     model_class="MyGRUModel",
-    config=ModelConfig(cell="gru", second_bias=True, reset_gate="before"),
+    config=ModelConfig(
+        cell="gru", second_bias=True, reset_gate="before", initial_weights="pytorch"
+    ),
     dropout_site="state",
     sizes={
         "embd_dim": "embedding_dim",
@@ -69,7 +71,7 @@ _GRU = _Layout(
 
 _LSTM = _Layout(
     model_class="MyLSTMModel",
-    config=ModelConfig(cell="lstm", final_norm=True),
+    config=ModelConfig(cell="lstm", final_norm=True, initial_weights="pytorch"),
     dropout_site="output",
     sizes={
         "in_features": "embedding_dim",

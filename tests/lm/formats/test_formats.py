@@ -37,6 +37,7 @@ def test_bit_for_bit(suffix, config, seed, tmp_path_factory):
     if suffix == ".pth":
         lstm, sizes = config.cell == "lstm", (5, config.embedding_dim, config.hidden_dim)
         has = dict(final_norm=True) if lstm else dict(second_bias=True, reset_gate="before")
+        has["initial_weights"] = "pytorch"
         config = ModelConfig("lstm" if lstm else "gru", *sizes, config.num_layers, **has)
     whole = dataclasses.replace(load_config("leviathan"), name="x", model=config)
     params = random_bits(config, seed)

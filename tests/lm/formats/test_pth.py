@@ -87,7 +87,7 @@ class TestReading:
         params, model = load_pth_model(path)
         gru = dict(second_bias=True, reset_gate="before")
         has = gru if kind == "gru" else dict(final_norm=True)
-        assert model == ModelConfig(kind, V, E, H, L, **has)
+        assert model == ModelConfig(kind, V, E, H, L, initial_weights="pytorch", **has)
         tokens = np.random.default_rng(1).integers(0, V, (1, 6))
         ours, _ = apply(params, tokens)
         for dropout in (file["dropout"], 0.3):
