@@ -48,6 +48,7 @@ def example(name):
 
 ppo, r2d2, labelling = map(example, ("recurrent_ppo", "r2d2", "sequence_labelling"))
 attention, forecasting, tuning = map(example, ("attention", "forecasting", "fine_tuning"))
+evolution = example("evolution")
 
 
 def run(monkeypatch, capsys, name, *arguments):
@@ -263,6 +264,24 @@ class TestFineTuning:
         theirs = logits[0][..., [old.index(c) for c in "EMOR"]]
         np.testing.assert_allclose(logits[1][..., 1:5], theirs, atol=1e-5)
         np.testing.assert_array_equal(adapted.embedding[jnp.array([0, 5])], fresh.embedding[::5])
+
+
+class TestEvolution:
+    def test_memory_is_what_evolves(self):
+        """Blind to the target, the same policy walks alike for both: −1 at best."""
+        s = evolution.Settings(hidden_dim=4, pairs=32, generations=60, episodes=4, steps=20)
+        policy, rewards = evolution.evolve(s)
+        assert rewards.shape == (60,) and rewards[0] < -0.9
+        targets = jnp.array([-1.0, 1.0])
+        assert evolution.returns(policy, targets, s.steps).mean() > -0.5
+        W = policy["gru"].W.at[0].set(0)  # of the target
+        blind = policy | {"gru": policy["gru"].replace(W=W)}
+        assert evolution.returns(blind, targets, s.steps).mean() <= -1
+
+    def test_ranks(self):
+        """Of four values: −½, −1/6, 1/6 and ½."""
+        ranks = evolution.ranked(jnp.array([[3.0, -1.0], [1e9, 2.0]]))
+        np.testing.assert_allclose(ranks, [[1 / 6, -1 / 2], [1 / 2, -1 / 6]], rtol=1e-6)
 
 
 class TestForecasting:
