@@ -98,10 +98,10 @@ def act(key: jax.Array, state: State, action: jax.Array, s: Settings) -> tuple[S
 def init(key: jax.Array, s: Settings) -> dict[str, Any]:
     """Draw the parameters."""
     keys, H = jax.random.split(key, 3), s.hidden_dim
-    lecun, orthogonal = jax.nn.initializers.lecun_normal(), jax.nn.initializers.orthogonal()
+    lecun = jax.nn.initializers.lecun_normal()
     return {
         "encoder": lecun(keys[0], (SYMBOLS + 2, H)),
-        "gru": jaxgru.init_gru(keys[1], H, H, recurrent_kernel_init=orthogonal),
+        "gru": jaxgru.init_gru(keys[1], H, H),
         "head": lecun(keys[2], (H, SYMBOLS)),
     }
 

@@ -97,9 +97,7 @@ def init_flax(key: jax.Array, features: int, hidden_dim: int) -> Any:
 def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUParams:
     """Draw what Flax draws, so that both policies start as the same function.
 
-    Without Flax, `jaxgru.init_gru(key, features, hidden_dim, kernel_init=lecun_normal(),
-    recurrent_kernel_init=orthogonal(), bias_init=zeros)` draws from
-    the same distributions. A policy that starts from init_gru's defaults, PyTorch's, learns later.
+    Without Flax, `jaxgru.init_gru(key, features, hidden_dim)` draws from the same distributions.
     """
     return from_linen(init_flax(key, features, hidden_dim)["params"]["GRUCell_0"])
 
