@@ -10,7 +10,7 @@ The state of a model, `carry`, is an argument and a result.
 
 from jaxgru.lm.beam_search import beam_search
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
-from jaxgru.lm.evaluation import Scores, evaluate, score
+from jaxgru.lm.evaluation import Scores, evaluate, score, score_lines
 from jaxgru.lm.generation import stream_text
 from jaxgru.lm.load import load, save
 from jaxgru.lm.model import Params, apply, init, initial_carry, num_params, step
@@ -20,5 +20,5 @@ from jaxgru.lm.sampling import generate
 __all__ = [
     "Config", "ModelConfig", "Params", "Scores", "apply", "beam_search", "config_names",
     "evaluate", "generate", "init", "initial_carry", "load", "load_config", "num_params",
-    "pretrained_names", "save", "score", "step", "stream_text",
+    "pretrained_names", "save", "score", "score_lines", "step", "stream_text",
 ]  # fmt: skip

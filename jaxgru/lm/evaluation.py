@@ -6,11 +6,13 @@ so rounding errors do not grow with the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import exp, log
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +22,17 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, counted
-from jaxgru.lm.arguments import check_whole
+from jaxgru.errors import UserError, counted, shown
+from jaxgru.lm.arguments import as_sequence, check_whole
 from jaxgru.lm.data.batching import as_text, random_crops, windows
-from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
+LINES_AT_ONCE = 4096  # lines that are read and sorted by length before any is computed
+SHORTEST = 16  # tokens to which lines are padded; longer ones to a power of two
 RESETS = tuple(2**i for i in range(11))  # tokens between resets, of the memory curve: 1, 2, … 1024
 
 Model = TypeVar("Model")
@@ -213,9 +217,108 @@ def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = strea
     Raises UserError if the text is of fewer than two tokens or cannot be encoded.
     """
     tokens = tokenizer.encode(text)
+    return _scores(tokenizer, text, tokens, nll(model, tokens))
+
+
+def score_lines(
+    model: Model, tokenizer: Tokenizer, lines: Iterable[str], nll: NLL[Model] | None = None
+) -> Iterator[Scores]:
+    """Yield how likely each token of each line is, its first one included, given those before it.
+
+    Every line is a text of its own: the state is zero, the model reads a newline, and the line's
+    tokens are scored. This is `score` of "\\n" + line, up to rounding. Where the tokenizer has no
+    newline, it is `score` of the line: its first token is only read. A newline at a line's end is
+    scored as its other tokens are: `text.splitlines(keepends=True)` has them, `text.splitlines()`
+    does not.
+
+        names = ["Rosalind", "Orlando", "Xqzzk"]
+        scores = lm.score_lines(params, tokenizer, names)
+        ranked = sorted(zip((s.nats.sum() for s in scores), names))
+
+    Lines are read 4,096 at a time and computed in batches of similar lengths, padded to powers of
+    two, so few programs are compiled.
+
+    Args:
+      lines: a list, or an iterator such as a large file's. An empty line has no tokens; the mean of
+        its losses is NaN.
+      nll: as for `score`, called for each line. None: the model is the parameters, and lines are
+        computed in batches.
+
+    Raises:
+      UserError: `lines` is one string, which `text.splitlines()` cuts; or, when its turn comes, a
+        line is no string.
+      TokenizerError: when its turn comes: a line cannot be encoded.
+    """
+    if isinstance(lines, str):
+        raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
+    start = ""
+    with contextlib.suppress(TokenizerError):
+        start = "\n" * (tokenizer.decode(tokenizer.encode("\n")) == "\n")
+    numbered = enumerate(lines, 1)
+    groups = iter(lambda: list(itertools.islice(numbered, LINES_AT_ONCE)), [])
+    return itertools.chain.from_iterable(
+        _group_scores(model, tokenizer, start, group, nll) for group in groups
+    )
+
+
+def _group_scores(
+    model: Any, tokenizer: Tokenizer, start: str, group: list[tuple[int, str]], nll: NLL | None
+) -> Iterator[Scores]:
+    texts, tokens = [], []
+    for number, line in group:
+        if not isinstance(line, str):
+            raise UserError(f"line {number} is {shown(line)}; it must be a string.")
+        texts.append(start + line)
+        try:
+            tokens.append(tokenizer.encode(texts[-1]))
+        except TokenizerError as error:
+            raise TokenizerError(f"line {number} cannot be encoded: {error}") from error
+    if nll is None:
+        nats = _lines_nll(model, tokens)
+    else:
+        nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
+    return map(partial(_scores, tokenizer), texts, tokens, nats)
+
+
+def _lines_nll(params: Params, lines: Sequence[Chunk]) -> list[Float[np.ndarray, "_"]]:
+    """Compute the nats of each prediction in each line, from zero state.
+
+    The longest lines make the first batch. All batches of a length have the same number of rows,
+    so one program computes them.
+    """
+    as_sequence("tokens", np.concatenate(lines), len(params.embedding))
+    params, nats = on_device(params), [np.empty(0)] * len(lines)
+    lengths = [max(len(line) - 1, 0) for line in lines]
+    left = sorted(filter(lengths.__getitem__, range(len(lines))), key=lambda i: -lengths[i])
+    while left:
+        if lengths[left[0]] > TOKENS_AT_ONCE:
+            longest, *left = left
+            nats[longest] = stream_nll(params, lines[longest])
+            continue
+        T = max(SHORTEST, _power_of_two(lengths[left[0]]))
+        rows = min(_power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
+        batch, left = left[:rows], left[rows:]
+        padded = np.zeros((1, rows, T + 1), np.int32)
+        for row, i in enumerate(batch):
+            padded[0, row, : len(lines[i])] = lines[i]
+        (nll,) = np.asarray(_nll(params, padded[..., :-1], padded[..., 1:]), np.float64)
+        for row, i in enumerate(batch):
+            nats[i] = nll[row, : lengths[i]]
+    return nats
+
+
+def _power_of_two(number: int) -> int:
+    """Return the least power of two that is not below a number from 1."""
+    return 1 << (number - 1).bit_length()
+
+
+def _scores(
+    tokenizer: Tokenizer, text: str, tokens: Tokens, nats: Float[np.ndarray, "_"]
+) -> Scores:
+    """Return the scores of a text's tokens but the first."""
     pieces = [tokenizer.pieces[token] for token in tokens[1:]]
     num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
-    return Scores(nll(model, tokens), num_characters, pieces)
+    return Scores(nats, num_characters, pieces)
 
 
 def perplexity(nats_per_token: float) -> float:

@@ -17,6 +17,7 @@ from conftest import numpy_gru_losses
 from random_models import random_params
 
 import jaxgru
+from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.errors import UserError
 from jaxgru.lm import evaluation
 from jaxgru.lm.config import ModelConfig
@@ -30,6 +31,7 @@ from jaxgru.lm.evaluation import (
     random_batch_losses,
     recovery,
     score,
+    score_lines,
     stream_loss,
     stream_nll,
     window_loss,
@@ -224,6 +226,78 @@ class TestScore:
     def test_a_perplexity_no_float_can_hold(self):
         assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
         assert math.isnan(perplexity(math.nan)) and perplexity(709.7) == math.exp(709.7)
+
+
+class TestScoreLines:
+    """Each line from zero state, its first token scored after a newline."""
+
+    TOKENIZER = CharacterTokenizer("\nabcde日")
+
+    def lines(self, lengths) -> list[str]:
+        rng = np.random.default_rng(6)
+        return ["".join(rng.choice(self.TOKENIZER.pieces, n)) for n in lengths]
+
+    def test_are_numpys_and_those_of_each_line_alone(self, params, monkeypatch):
+        """In groups of 4 lines and batches of 20 tokens; one line is longer than that."""
+        monkeypatch.setattr(evaluation, "LINES_AT_ONCE", 4)
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", 20)
+        monkeypatch.setattr(evaluation, "SHORTEST", 4)
+        lines = self.lines([1, 9, 0, 3, 2, 50, 4, 5])
+
+        def given():
+            yield from lines
+            raise AssertionError("a group was read too early")
+
+        scores = score_lines(params, self.TOKENIZER, given())
+        for line, seen in zip(lines, scores, strict=False):
+            tokens = self.TOKENIZER.encode("\n" + line)
+            expected = numpy_gru_losses(params, tokens, N)
+            np.testing.assert_allclose(seen.nats, expected, rtol=1e-4, atol=1e-5)
+            assert seen.pieces == list(line) and seen.num_characters == len(line)
+            if line:
+                alone = score(params, self.TOKENIZER, "\n" + line)
+                np.testing.assert_allclose(seen.nats, alone.nats, rtol=1e-5, atol=1e-6)
+
+    def test_few_programs_compute_many_lengths(self, params, compilations, monkeypatch):
+        """Batches of 4 × 64, 8 × 32 and 16 × 16 tokens."""
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", 256)
+        scores = score_lines(params, self.TOKENIZER, self.lines(range(61)))
+        assert [each.num_tokens for each in scores] == [*range(61)]
+        assert len(compilations) == 3
+
+    def test_are_what_is_counted_by_hand(self):
+        """A bigram of three names: after a newline, a twice and b once; the end is certain."""
+        tokenizer = CharacterTokenizer("\nab")
+        pairs = pair_frequencies(tokenizer.encode("\nab\nab\nb\n"), 3)
+
+        def nll(pairs, tokens):
+            return -np.log((pairs / pairs.sum(1, keepdims=True))[tokens[:-1], tokens[1:]])
+
+        seen = score_lines(pairs, tokenizer, ["ab", "", "b\n"], nll)
+        expected = [[np.log(3 / 2), 0], [], [np.log(3), 0]]
+        for each, nats in zip(seen, expected, strict=True):
+            np.testing.assert_allclose(each.nats, nats, rtol=1e-12)
+
+    @pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
+    def test_without_a_newline_the_first_token_is_only_read(self, kind, tiny_text):
+        tokenizer, line = CharacterTokenizer("abcdefg"), "abc"
+        if kind == "sentencepiece":
+            tokenizer, line = SentencePieceTokenizer.learn(tiny_text.read_text(), 60), "what light"
+        params = random_params(dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size))
+        seen, empty = score_lines(params, tokenizer, [line, ""])
+        alone = score(params, tokenizer, line)
+        np.testing.assert_allclose(seen.nats, alone.nats, rtol=1e-5, atol=1e-6)
+        assert (seen.pieces, seen.num_characters) == (alone.pieces, alone.num_characters)
+        assert empty.num_tokens == empty.num_characters == 0
+
+    @pytest.mark.parametrize("lines, says", [
+        ("ab", r"^lines is one string; give a list of lines, such as text.splitlines\(\)\.$"),
+        (["ab", float("nan")], "^line 2 is nan; it must be a string.$"),
+        (["ab", "", "xy"], "^line 3 cannot be encoded: the vocabulary .* lacks 'x', 'y'.$"),
+    ])  # fmt: skip
+    def test_what_is_no_line(self, params, lines, says):
+        with unchecked(), pytest.raises(UserError, match=says):
+            list(score_lines(params, self.TOKENIZER, lines))
 
 
 class TestChosenDynamic:
