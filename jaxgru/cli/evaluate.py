@@ -10,7 +10,8 @@ import csv
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxtyping import Float
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, trained_model
+from jaxgru.cli.options import Parser, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -27,9 +28,18 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import NLL, Scores, in_units, perplexity, score, stream_nll, window_loss
-from jaxgru.lm.files import check_writable, reason, write_text
+from jaxgru.lm.evaluation import (
+    NLL,
+    Scores,
+    in_units,
+    perplexity,
+    score,
+    score_lines,
+    stream_nll,
+    window_loss,
+)
 from jaxgru.lm.generation import default_prompt
+from jaxgru.lm.load import Found
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
 
@@ -45,7 +55,8 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__,
         ["evaluate runs/astra_alpha", "evaluate astra_alpha",
-         "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv", "evaluate --ngram 2"],
+         "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv",
+         "evaluate mine.safetensors --text names.txt --lines", "evaluate --ngram 2"],
         usage="(MODEL | --ngram INT) [options]",
     )  # fmt: skip
     parser.add_model()
@@ -68,7 +79,13 @@ def make_parser() -> Parser:
         metavar="FILE",
         type=Path,
         help=".csv file to write: position, token and nats of each token but the first, over one "
-        "stream; an older file is replaced",
+        "stream, or the table of --lines; an older file is replaced",
+    )
+    add(
+        "--lines",
+        action="store_true",
+        help="score each line of --text alone, from its first token on: a table of number, nats, "
+        "tokens, nats per token and text, on standard output if there is no --output",
     )
     add(
         "--dynamic",
@@ -104,12 +121,17 @@ def main() -> None:
             "--dynamic chooses its settings on the text that a model was trained on; it does not "
             "go with --text."
         )
+    if arguments.lines and arguments.text is None:
+        parser.error("--lines is for --text; give the file whose lines to score.")
+    for option in ("--validation", "--random-batches"):
+        if arguments.lines and getattr(arguments, option[2:].replace("-", "_")):
+            parser.error(f"--lines scores each line alone; leave out {option}.")
     output = arguments.output
     if output is not None:  # before anything slow starts
-        if output.suffix != ".csv":
-            parser.error(f"--output is {output}; it must end in .csv.")
-        with _written(output):
-            check_writable(output.parent)
+        parser.check_output(output, ".csv")
+    if arguments.lines:
+        print_lines(model, arguments, encoding)
+        return
     console = Console(highlight=False)
     if model is None:
         text = None if arguments.text is None else load_corpus(arguments.text, encoding=encoding)
@@ -160,7 +182,9 @@ def main() -> None:
                 console.print(_markov_chain(record.chain))
             scores = output and _of_split(dataset, stream_nll(params, dataset.validation))
     if output is not None and scores is not None:
-        write_table(output, scores)
+        tokens = enumerate(zip(scores.pieces, scores.nats, strict=True), 1)
+        rows = ([position, piece, _rounded(nats)] for position, (piece, nats) in tokens)
+        write_table(output, ["position", "token", "nats"], rows)
 
 
 @contextlib.contextmanager
@@ -169,6 +193,34 @@ def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
     with progress_bar(total, console) as (bar, task):
         done = itertools.count()
         yield lambda what: bar.update(task, completed=next(done), what=what, status="")
+
+
+def print_lines(found: Found | None, arguments: Namespace, encoding: str) -> None:
+    """Write the table of --lines, and print the mean loss where the table is a file.
+
+    Raises UserError where the text cannot be read or encoded, or the table not be written.
+    """
+    model: Any
+    nll: NLL | None = None
+    if found is None:
+        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        tokenizer, nll = dataset.tokenizer, NGram.token_nll
+        model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
+    else:
+        model, _, tokenizer = found.load(arguments.epoch)
+    text = load_corpus(arguments.text, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
+    lines = [line.removesuffix("\n") for line in io.StringIO(text.text, newline=None)]
+    rows, total, num_tokens = [], 0.0, 0
+    with _encoded(text):
+        for scores in score_lines(model, tokenizer, lines, nll):
+            nats, count = float(scores.nats.sum()), scores.num_tokens
+            mean = _rounded(nats / count) if count else ""
+            rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
+            total, num_tokens = total + nats, num_tokens + count
+    write_table(arguments.output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
+    if arguments.output is not None:
+        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(num_tokens, 'token')}, "
+              f"{total / max(num_tokens, 1):.4f} nats per token")  # fmt: skip
 
 
 def _own_text(
@@ -186,23 +238,15 @@ def _own_text(
     return load_dataset(config, tokenizer, sha256, ("--text", "--validation"))[1]
 
 
-def write_table(path: Path, scores: Scores) -> None:
-    """Write a row per token as comma-separated values (RFC 4180): position from 1, token, nats."""
+def write_table(path: Path | None, names: list[str], rows: Iterable[list[Any]]) -> None:
+    """Write rows as comma-separated values. Raises UserError if the file cannot be written."""
     table = io.StringIO(newline="")
-    rows = csv.writer(table)
-    rows.writerow(["position", "token", "nats"])
-    for position, (piece, nats) in enumerate(zip(scores.pieces, scores.nats, strict=True), 1):
-        rows.writerow([position, piece, float(f"{nats:.7g}")])
-    with _written(path):
-        write_text(path.resolve(), table.getvalue())
+    csv.writer(table, lineterminator="\n").writerows(itertools.chain([names], rows))
+    write_output(path, table.getvalue())
 
 
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {reason(error)}.") from error
+def _rounded(nats: float) -> float:
+    return float(f"{nats:.7g}")
 
 
 def _title(name: str, text: str | None, part: str = "all of ") -> str:
@@ -226,8 +270,14 @@ def _of_split(dataset: Dataset, nats: Float[np.ndarray, "_"]) -> Scores:
 
 
 def _score(model: Any, tokenizer: Tokenizer, text: Corpus, nll: NLL) -> Scores:
-    try:
+    with _encoded(text):
         return score(model, tokenizer, text.text, nll)
+
+
+@contextlib.contextmanager
+def _encoded(text: Corpus) -> Iterator[None]:
+    try:
+        yield
     except TokenizerError as error:
         raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
 

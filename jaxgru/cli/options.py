@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -20,6 +20,7 @@ import jax
 
 from jaxgru.errors import UserError, nearest
 from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
+from jaxgru.lm.files import check_writable, reason, write_bytes
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
@@ -118,6 +119,13 @@ class Parser(argparse.ArgumentParser):
             "early stopping the best, else the last)",
         )
 
+    def check_output(self, path: Path, suffix: str) -> None:
+        """Refuse a file that could not be written, before anything slow starts."""
+        if path.suffix != suffix:
+            self.error(f"--output is {path}; it must end in {suffix}.")
+        with _written(path):
+            check_writable(path.parent)
+
     def add_config_fields(self, config: Config, of: str = "") -> None:
         """Add `--section.field` for every field; the help shows the config's values as defaults.
 
@@ -140,6 +148,27 @@ class Parser(argparse.ArgumentParser):
                     type=TYPES.get(types[field.name], str),
                     help=argparse.SUPPRESS if hidden else help,
                 )
+
+
+def write_output(path: Path | None, text: str) -> None:
+    """Write what a command made, whole, or print it where there is no path.
+
+    What a text has that is no UTF-8 is written as it was read. Raises UserError if the file cannot
+    be written.
+    """
+    if path is None:
+        print(text, end="")
+        return
+    with _written(path):
+        write_bytes(path.resolve(), text.encode(errors="surrogateescape"))
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {reason(error)}.") from error
 
 
 def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:

@@ -15,20 +15,21 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, contents, numpy_gru_losses, slow
+from conftest import ROOT, Outcome, contents, numpy_gru_losses, slow
 
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from jaxgru.lm.evaluation import window_loss
+from jaxgru.lm.evaluation import stream_nll, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.load import find_model
@@ -283,6 +284,44 @@ class TestEvaluate:
             "standard input is not a text in UTF-8: 'utf-8' codec can't decode byte 0xe9"
             in script("evaluate", "--run", tiny_run, "--text", "-").err
         )
+
+    @pytest.mark.parametrize("model", ["run", "ngram"])
+    def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model):
+        """Lines end as on any system; a line of nothing has no loss."""
+        lines = ["what light", "", "Juliet", "the, east"]
+        (tmp_path / "lines.txt").write_text("what light\n\r\nJuliet\rthe, east", newline="")
+        params, _, tokenizer = jaxgru.lm.load(tiny_run)
+        nll, given = partial(stream_nll, params), [tiny_run]
+        if model == "ngram":
+            Path("tiny.toml").write_text(f"[data]\ncorpus = '{tiny_text}'\n")
+            given = ["--ngram", 3, "--config", "tiny.toml"]
+            tokens = tokenizer.encode(tiny_text.read_text())
+            nll = count_ngrams(tokens[:2700], tokenizer.vocab_size, 3).token_nll
+        score_lines = "evaluate", *given, "--text", "lines.txt", "--lines"
+        done = script(*score_lines, "--output", "scores.csv")
+        assert (done.code, done.err) == (0, "")
+        table = (tmp_path / "scores.csv").read_text()
+        assert script(*score_lines) == Outcome(0, table, "")
+        names, *rows = csv.reader(io.StringIO(table))
+        assert names == ["line", "nats", "tokens", "nats_per_token", "text"]
+        assert [(row[0], row[4]) for row in rows] == [(str(i), x) for i, x in enumerate(lines, 1)]
+        expected = [nll(tokenizer.encode("\n" + line)) for line in lines if line]
+        assert rows.pop(1) == ["2", "0.0", "0", "", ""]
+        for row, nats in zip(rows, expected, strict=True):
+            numbers = nats.sum(), len(nats), nats.mean()
+            assert [float(cell) for cell in row[1:4]] == pytest.approx(numbers, rel=1e-5)
+        mean = np.concatenate(expected).mean()
+        assert done.out == f"4 lines of the file lines.txt: 25 tokens, {mean:.4f} nats per token\n"
+
+    def test_bytes_that_are_no_text_are_written_as_they_were(self, script, tmp_path):
+        config = load_config("astra_alpha", {"data.tokenizer": "bytes", "model.vocab_size": 256})
+        params = jaxgru.lm.init(jax.random.key(0), config.model)
+        save_safetensors(tmp_path / "b.safetensors", params, config, ByteTokenizer())
+        (tmp_path / "bytes").write_bytes(b"\xff\x00\n\xe9")
+        given = "--text", "bytes", "--lines", "--output", "b.csv"
+        assert script("evaluate", "b.safetensors", *given).code == 0
+        rows = [row.rpartition(b",")[2] for row in (tmp_path / "b.csv").read_bytes().split(b"\n")]
+        assert rows == [b"text", b"\xff\x00", b"\xe9", b""]
 
     def test_a_terminal_shows_the_steps(self, script, tiny_run, monkeypatch, tmp_path):
         """The last step begins when the others are done."""
@@ -555,6 +594,9 @@ class TestEvaluateNGram:
         ("evaluate RUN --text short.txt", "at least 2 tokens, not 1"),
         ("evaluate RUN --text odd.txt --encoding x", "--encoding is 'x'; it must"),
         ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
+        ("evaluate RUN --lines", "--lines is for --text; give the file"),
+        ("evaluate RUN --lines --text odd.txt --random-batches", "leave out --random-batches"),
+        ("evaluate RUN --lines --text odd.txt", "odd.txt: line 1 cannot be encoded: .* '1', 'é'"),
         ("evaluate RUN --text odd.txt --output x.tsv", "it must end in .csv"),
         (
             "evaluate RUN --output no/x.csv",
