@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Real
+from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
 from jaxgru.cells.products import rows
@@ -30,7 +30,7 @@ Scalar: TypeAlias = float | Real[Array, ""]
 
 def generate(
     params: Params,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | Key[Array, "B"],
     prompt: Integer[AnyArray, "B P"],
     num_tokens: SupportsIndex,
     carry: ModelCarry | None = None,
@@ -52,7 +52,8 @@ def generate(
     `jit`, `grad` or `vmap`, each num_tokens does.
 
     Args:
-      key: for the random choices; returned as the key of the next call.
+      key: for the random choices; returned as the key of the next call. With a key per row, (B,), a
+        row's tokens are those of a call with its prompt and key alone, up to rounding.
       prompt: at least one token per row, of any integer dtype.
       carry: the state before the prompt; None: zeros. With `stateful=False` it is ignored.
       temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
@@ -65,7 +66,7 @@ def generate(
       stateful: False resets the carry to zero before every token, also within the prompt, of which
         only the last token then matters.
       lengths: the number of tokens of each row's prompt; those after it are padding. A row's tokens
-        are those of its prompt alone, except for the random numbers.
+        are those of its prompt alone, except for the random numbers, if the rows share a key.
       stop: tokens at which a row ends. It then repeats its stop token and keeps its carry. Once all
         rows have ended, nothing more is computed.
       logits_processor: one of `lm/processors.py` or a function like them, or a tuple of these,
@@ -100,6 +101,10 @@ def generate(
     num_tokens = check_whole("num_tokens", num_tokens)
     temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
     check_flags(stateful=stateful, return_logprobs=return_logprobs)
+    if _per_row(key) and key.shape != (B,):
+        raise UserError(
+            f"key is {key.dtype} {key.shape}; it must be one key, or one per row, ({B},)."
+        )
     if carry is not None:
         carry = as_carry(carry, carry_like(params.layers, B))
     if lengths is not None:
@@ -187,7 +192,7 @@ class _State(NamedTuple):
 
     carry: ModelCarry
     token: Int[Array, "B"]
-    key: PRNGKeyArray
+    key: PRNGKeyArray | Key[Array, "B"]
     counts: Int[Array, "B V"] | None
     stopped: Bool[Array, "B"] | None
 
@@ -216,7 +221,7 @@ def _generate(
 
     def next_token(state: _State, _: Any = None) -> tuple[_State, tuple[Array, ...]]:
         logits, carry = step(state.token, state.carry if stateful else start)
-        key, subkey = jax.random.split(state.key)
+        key, subkey = _split(state.key)
         processed = logits
         for process in processors:
             processed = process(processed, state.counts)
@@ -268,9 +273,20 @@ def _generate(
         if stop is not None:  # as if those steps had been computed
             later = jnp.arange(most)[:, None] >= i
             new = (jnp.where(later, state.token, new[0]), *new[1:])
-            next_key = lambda _, key: jax.random.split(key)[0]
+            next_key = lambda _, key: _split(key)[0]
             state = state._replace(key=jax.lax.fori_loop(i, num_tokens, next_key, state.key))
     return jax.tree.map(jnp.transpose, new), state.carry, state.key
+
+
+def _per_row(key: Any) -> bool:
+    """Return whether there is a key per row. Raw keys, which are numbers, are one."""
+    return jnp.issubdtype(getattr(key, "dtype", bool), jax.dtypes.prng_key) and key.ndim > 0
+
+
+def _split(key: PRNGKeyArray | Key[Array, "B"]) -> tuple[Array, Array]:
+    """Return the next key and one to draw with or, if there is a key per row, those of each row."""
+    split = lambda key: tuple(jax.random.split(key))
+    return jax.vmap(split)(key) if _per_row(key) else split(key)
 
 
 def where_rows(flags: Bool[Array, "B"], x: ModelCarry, y: ModelCarry) -> ModelCarry:
@@ -316,13 +332,13 @@ def filter_logits(
     return logits
 
 
-def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+def draw(key: PRNGKeyArray | Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     """Draw a token per row from softmax(logits): the first whose cumulative probability exceeds u.
 
-    u is uniform in [0, 1), one number per row. Gumbel noise (`jax.random.categorical`) takes one,
-    and two logarithms, per token of the vocabulary. u has 23 bits: any token likelier than 2⁻²³ can
-    be drawn, and a token of probability 0 never is. A row with a NaN, or of −∞ alone, gives -1.
-    Gradients stop here.
+    u is uniform in [0, 1), one number per row, from the one key or from each row's. Gumbel noise
+    (`jax.random.categorical`) takes one, and two logarithms, per token of the vocabulary. u has 23
+    bits: any token likelier than 2⁻²³ can be drawn, and a token of probability 0 never is. A row
+    with a NaN, or of −∞ alone, gives -1. Gradients stop here.
     """
     logits = jax.lax.stop_gradient(at_least_float32(logits))
     top = logits.max(axis=-1, keepdims=True)
@@ -331,7 +347,10 @@ def draw(key: PRNGKeyArray, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     p = jnp.where(logits == top, 1, jnp.exp(jnp.minimum(logits - top, 0)))
     cumulative = jnp.cumsum(p, axis=-1)
     total = cumulative[:, -1:]
-    u = jax.random.uniform(key, total.shape, total.dtype) * total
+    uniform = lambda key, shape: jax.random.uniform(key, shape, total.dtype)
+    of_rows = jax.vmap(uniform, (0, None))
+    u = of_rows(key, (1,)) if _per_row(key) else uniform(key, total.shape)
+    u *= total
     # u can round up to the total, but the last token with a probability is the first to reach it.
     token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
     return _unless_nan(top[:, 0], token)

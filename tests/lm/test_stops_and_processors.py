@@ -174,6 +174,22 @@ class TestGenerate:
         expected, *_ = generate(params, KEY, jnp.array([[3], [4], [2]]), N, **options)
         np.testing.assert_array_equal(tokens, expected)
 
+    def test_with_a_key_per_row_each_row_is_a_call_of_its_own(self, params):
+        """In its tokens, its carry and its key, also after a stop; within `jit`, too."""
+        keys, options = jax.random.split(KEY, 3), dict(stop=[3, 6], logits_processor=MinP(0.01))
+        run = lambda keys: generate(params, keys, PROMPT, N, lengths=LENGTHS, **options)
+        with jax.debug_key_reuse(True):
+            seen = run(keys)
+        for i, (key, n) in enumerate(zip(keys, LENGTHS, strict=True)):
+            tokens, carry, key = generate(params, key, PROMPT[i : i + 1, :n], N, **options)
+            np.testing.assert_array_equal(seen[0][i], tokens[0])
+            of_row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], seen[1])
+            chex.assert_trees_all_close(of_row, carry, rtol=1e-4, atol=1e-5)
+            assert (jax.random.key_data(seen[2][i]) == jax.random.key_data(key)).all()
+        np.testing.assert_array_equal(jax.jit(run)(keys)[0], seen[0])
+        shared, *_ = generate(params, keys[0], PROMPT, N, lengths=LENGTHS, **options)
+        assert (shared[1:] != seen[0][1:]).any()
+
     def test_counts_continue_a_text_exactly(self, params):
         """8 tokens and 4 more are the 12, given how often the text before has each token."""
         options = dict(temperature=0.8, logits_processor=RepetitionPenalty(30))
@@ -221,13 +237,14 @@ class TestGenerate:
                 r"counts is int64 \(3, 2",
             ),
             ({"logits_processor": MinP(1), "counts": np.ones((3, V))}, r"float64 .* be integers"),
+            ({"key": jax.random.split(KEY)}, r"key is key<fry> \(2,\); it must .* per row, \(3,\)"),
             ({"logits_processor": MinP(1), "counts": -np.ones((3, V), int)}, "range from -1"),
         ],
         ids=lambda given: given if isinstance(given, str) else "-".join(given),
     )
     def test_refusals(self, params, options, says):
         with unchecked(), pytest.raises(jaxgru.UserError, match=says):
-            generate(params, KEY, PROMPT, 3, **options)
+            generate(params, **{"key": KEY, "prompt": PROMPT, "num_tokens": 3} | options)
 
 
 @pytest.mark.parametrize("make, says", [
