@@ -6,24 +6,27 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxgru.cells import Lookup
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.errors import UserError, shown
+from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
-from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, step
+from jaxgru.lm.model import ModelCarry, Params, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import check_sampling, generate
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
+PROMPTS_AT_ONCE = 64
 
 
 @runtime_checkable
@@ -133,9 +136,89 @@ def stream_text(
       ValueError: the carry does not fit the model, or a flag is neither True nor False.
       TypeError: num_tokens, top_k, the seed or the sample's index is not a whole number.
     """
+    check_whole("sample", sample, 2**32 - 1, least=0)
+    _check(tokenizer, options)
+    given = _encode(tokenizer, prompt, options)
+    if isinstance(model, Params):
+        tokens = _Recurrent(model, [given.read], options, [sample], given.first, carry)
+    elif carry is None and not options.logits_processor:
+        tokens = _Counted(model, given.read, options, sample, given.first)
+    else:
+        raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
+    new = _continuation(tokenizer, given, tokens.of_row(0), options)
+    return TextStream(itertools.chain([prompt], new), tokens)
+
+
+def generate_texts(
+    model: Params | NGramModel, tokenizer: Tokenizer, prompts: Sequence[str], options: Options
+) -> Iterator[str]:
+    """Yield the text that follows each prompt, computed in batches of up to 64 prompts.
+
+    Each prompt has random numbers of its own: the text after prompts[i] is that of `stream_text`
+    with sample=i, unless rounding, which may depend on the batch, decides between two tokens.
+
+        for text in generate_texts(params, tokenizer, ["ROMEO:", "JULIET:"], Options(seed=1)):
+            print(text)
+
+    Raises what `stream_text` raises, and UserError if the prompts are one string. Options and all
+    prompts are checked at the call.
+    """
+    if isinstance(prompts, str):
+        raise UserError("prompts is one string; give a list of prompts.")
+    _check(tokenizer, options)
+    given = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            given.append(_encode(tokenizer, prompt, options))
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}") from error
+    if not isinstance(model, Params):
+        return (
+            "".join(stream_text(model, tokenizer, prompt, options, i))[len(prompt) :]
+            for i, prompt in enumerate(prompts)
+        )
+    numbered = list(enumerate(given))
+    batches = (numbered[i : i + PROMPTS_AT_ONCE] for i in range(0, len(given), PROMPTS_AT_ONCE))
+    rows = min(PROMPTS_AT_ONCE, len(given))
+    return itertools.chain.from_iterable(
+        _batch_texts(model, tokenizer, batch, options, rows) for batch in batches
+    )
+
+
+def _batch_texts(
+    params: Params,
+    tokenizer: Tokenizer,
+    prompts: list[tuple[int, _Prompt]],
+    options: Options,
+    rows: int,
+) -> list[str]:
+    """Return the texts after some prompts. Every call has `rows` rows, and so the same program."""
+    groups: dict[bytes | None, list[tuple[int, _Prompt]]] = {}
+    for number, prompt in prompts:
+        start = None if prompt.first is None else prompt.first.tobytes()
+        groups.setdefault(start, []).append((number, prompt))
+    texts = {}
+    for group in groups.values():
+        numbers, given = zip(*group, *group[:1] * (rows - len(group)), strict=True)
+        read = [prompt.read for prompt in given]
+        tokens = _Recurrent(params, read, options, numbers, given[0].first, None)
+        for row, (number, prompt) in enumerate(group):
+            new = _continuation(tokenizer, prompt, tokens.of_row(row), options)
+            texts[number] = "".join(new)
+    return [texts[number] for number, _ in prompts]
+
+
+class _Prompt(NamedTuple):
+    """What the model reads of a prompt, which tokens may come first, and how their texts begin."""
+
+    read: Int[np.ndarray, "P"]
+    first: Bool[np.ndarray, "V"] | None
+    end: str
+
+
+def _check(tokenizer: Tokenizer, options: Options) -> None:
     check_sampling(tokenizer.vocab_size, **options.per_token)
-    for name, value in (("seed", options.seed), ("sample", sample)):
-        check_whole(name, value, 2**32 - 1, least=0)
+    check_whole("seed", options.seed, 2**32 - 1, least=0)
     check_whole("num_tokens", options.num_tokens)
     check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
     is_end = lambda end: isinstance(end, str) and end != ""
@@ -144,21 +227,24 @@ def stream_text(
             f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
             "character."
         )
+
+
+def _encode(tokenizer: Tokenizer, prompt: str, options: Options) -> _Prompt:
     end, first = tokenizer.may_follow(prompt)
     known = tokenizer.encode(prompt.removesuffix(end))
     if len(known) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
-    read = known[-1:] if options.last_token_only else known
-    if isinstance(model, Params):
-        tokens = _Recurrent(model, read, options, sample, first, carry)
-    elif carry is None and not options.logits_processor:
-        tokens = _Counted(model, read, options, sample, first)
-    else:
-        raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
-    new = tokenizer.continuation(tokens.next_token() for _ in range(options.num_tokens))
-    new = (text[len(end) * (i == 0) :] for i, text in enumerate(new))  # the prompt ends with it
-    new = _until(options.stop, new) if options.stop else new
-    return TextStream(itertools.chain([prompt], new), tokens)
+    return _Prompt(known[-1:] if options.last_token_only else known, first, end)
+
+
+def _continuation(
+    tokenizer: Tokenizer, prompt: _Prompt, tokens: Iterator[Int[np.ndarray, "1"]], options: Options
+) -> Iterator[str]:
+    """Yield the text after a prompt, in pieces of one token."""
+    new = tokenizer.continuation(itertools.islice(tokens, options.num_tokens))
+    # the prompt ends with it
+    new = (text[len(prompt.end) * (i == 0) :] for i, text in enumerate(new))
+    return _until(options.stop, new) if options.stop else new
 
 
 def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
@@ -177,44 +263,55 @@ def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
 
 
 class _Recurrent:
-    """The tokens that a model generates. All chunks run one compiled program.
+    """The tokens that a model generates after some prompts. All chunks run one compiled program.
 
-    The first chunk starts from the prompt's last token; the last may have more tokens than are
+    The first chunk starts from the prompts' last tokens; the last may have more tokens than are
     asked for.
     """
 
     def __init__(
         self,
         params: Params,
-        prompt: Int[np.ndarray, "P"],
+        prompts: Sequence[Int[np.ndarray, "_"]],
         options: Options,
-        sample: int,
+        samples: Sequence[int],
         first: Bool[np.ndarray, "V"] | None,
         carry: ModelCarry | None,
     ) -> None:
         self.params, self.options, self.first = params, options, first
-        key = jax.random.fold_in(jax.random.key(options.seed), sample)
-        last: Any = prompt[None, -1:]
+        seed, numbers = jax.random.key(options.seed), np.array(samples, np.uint32)
+        key = jax.vmap(jax.random.fold_in, (None, 0))(seed, numbers)
+        last: Any = np.stack([prompt[-1:] for prompt in prompts])
         if carry is None:
-            carry = initial_carry(params, 1)
+            carry = initial_carry(params, len(prompts))
         # On the device where `generate` leaves them: with others, its second call compiles anew
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
-        if options.stateful and len(prompt) > 1:
-            carry = _read(params, prompt[None, :-1], carry)
+        lengths = np.array([len(prompt) - 1 for prompt in prompts])
+        if options.stateful and (most := int(lengths.max())):
+            if len(prompts) == 1:
+                carry = _read(params, prompts[0][None, :-1], carry)
+            else:  # a power of two, so that few programs read many batches
+                padded = np.zeros((len(prompts), 1 << (most - 1).bit_length()), np.int32)
+                for row, prompt in zip(padded, prompts, strict=True):
+                    row[: len(prompt) - 1] = prompt[:-1]
+                carry = _read(params, padded, carry, lengths)
         self.counts = None
         if options.logits_processor:
-            self.counts = np.bincount(prompt[:-1], minlength=len(params.head.bo))[None]
+            self.counts = self._counted([prompt[:-1] for prompt in prompts])
         # the state before the next chunk, and its prompt
         self.key, self.ahead = key, (cast(ModelCarry, carry), last)
-        self.behind, self.new, self.given = self.ahead, prompt[:0], 0  # of the chunk being given
+        self.behind, self.given = self.ahead, 0  # of the chunk being given
+        self.chunks: list[Int[np.ndarray, "B N"]] = []
 
-    def next_token(self) -> Int[np.ndarray, "1"]:
-        """Return the next token; the first one is one of those that may come first."""
-        if self.given == len(self.new):
-            self._generate()
-        self.given += 1
-        return self.new[self.given - 1 : self.given]
+    def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
+        """Yield a row's tokens one by one; the first is one of those that may come first."""
+        for i in itertools.count():
+            if i == len(self.chunks):
+                self._generate()
+            for number, token in enumerate(self.chunks[i][row, :, None], 1):
+                self.given = number
+                yield token
 
     def _generate(self) -> None:
         params, options, num_tokens = self.params, self.options, CHUNK
@@ -227,29 +324,40 @@ class _Recurrent:
             params, self.key, last, num_tokens, carry, stateful=options.stateful,
             logits_processor=processor, counts=self.counts, **options.per_token,
         )  # fmt: skip
-        self.behind, self.ahead, self.given = self.ahead, (after, new[:, -1:]), 0
-        self.new = np.asarray(new[0])
-        if (self.new < 0).any():
+        self.behind, self.ahead = self.ahead, (after, new[:, -1:])
+        new = np.asarray(new)
+        if (new < 0).any():
             excluded = "the processor excludes every token, or " if processor else ""
             raise UserError(f"{excluded}the model's logits are NaN: its weights are damaged.")
+        self.chunks.append(new)
         if self.counts is not None:
-            read = np.concatenate([np.asarray(last[0]), self.new[:-1]])
-            self.counts = self.counts + np.bincount(read, minlength=self.counts.shape[1])
+            self.counts = self.counts + self._counted(np.concatenate([last, new[:, :-1]], axis=1))
+
+    def _counted(self, tokens: Iterable[Int[np.ndarray, "_"]]) -> Int[np.ndarray, "B V"]:
+        """Return how often each row has each token."""
+        return np.stack([np.bincount(row, minlength=len(self.params.head.bo)) for row in tokens])
 
     def carry(self) -> ModelCarry | None:
-        """Return the state after the tokens given so far."""
+        """Return the state after the tokens given so far, of which there is one row."""
         if not self.options.stateful:
             return None
         carry, last = self.behind
-        for token in (last[0], *self.new[: self.given, None]):
+        given = self.chunks[-1][0, : self.given, None] if self.chunks else ()
+        for token in (last[0], *given):
             _, carry = step(self.params, token, carry)
         return carry
 
 
 @jax.jit
-def _read(params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry) -> ModelCarry:
+def _read(
+    params: Params,
+    tokens: Int[AnyArray, "B T"],
+    carry: ModelCarry,
+    lengths: Int[AnyArray, "B"] | None = None,
+) -> ModelCarry:
     """Return the state after these tokens, without computing logits."""
-    return apply(params, tokens, carry)[1]
+    x = Lookup(params.embedding, jnp.asarray(tokens).T)
+    return unroll(params.layers, x, carry, lengths=lengths, time_major=True)[1]
 
 
 class _Counted:
@@ -264,18 +372,17 @@ class _Counted:
         first: Bool[np.ndarray, "V"] | None,
     ) -> None:
         self.model, self.options, self.text, self.first = model, options, prompt, first
-        self.rng, self.new = np.random.default_rng([options.seed, sample]), prompt[:0]
+        self.rng = np.random.default_rng([options.seed, sample])
 
-    def next_token(self) -> Int[np.ndarray, "1"]:
-        """Return the next token; the first one is one of those that may come first."""
-        if not len(self.new):
+    def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
+        """Yield the tokens of the one row; the first is one of those that may come first."""
+        while True:
             num_tokens = CHUNK if self.first is None else 1
             options = {**self.options.per_token, "first": self.first}
-            self.new = self.model.generate(self.rng, self.text, num_tokens, **options)
-            self.text = np.concatenate([self.text, self.new])[-(2**13) :]  # it reads fewer
+            new = self.model.generate(self.rng, self.text, num_tokens, **options)
+            self.text = np.concatenate([self.text, new])[-(2**13) :]  # it reads fewer
             self.first = None
-        token, self.new = self.new[:1], self.new[1:]
-        return token
+            yield from new[:, None]
 
     def carry(self) -> None:
         """Return None: it has no state but the text."""

@@ -21,7 +21,7 @@ from jaxgru.lm.data.tokenizers import (
     SentencePieceTokenizer,
     learn_tokenizer,
 )
-from jaxgru.lm.generation import Options, _until, default_prompt, stream_text
+from jaxgru.lm.generation import Options, _until, default_prompt, generate_texts, stream_text
 from jaxgru.lm.processors import MinP, RepetitionPenalty
 
 TOKENIZER = CharacterTokenizer.learn("abcdefghijklm \n")
@@ -157,6 +157,53 @@ class TestCarry:
             stream_text(model, TOKENIZER, "a", Options(), carry=jaxgru.lm.initial_carry(params, 1))
         with pytest.raises(UserError, match="no logits to process"):
             stream_text(model, TOKENIZER, "a", Options(logits_processor=MinP(0.1)))
+
+
+class TestManyPrompts:
+    """The text after each is that of a call of its own, of the same index."""
+
+    @pytest.mark.parametrize("options", [
+        {"temperature": 0.0}, {"stop": ("a", "bc"), "seed": 5}, {"last_token_only": True},
+        {"stateful": False, "top_k": 9, "top_p": 0.9},
+        {"logits_processor": (RepetitionPenalty(20), MinP(0.01))},
+    ], ids=str)  # fmt: skip
+    def test_are_those_of_single_calls(self, params, monkeypatch, options):
+        """Two batches of three rows, one of them without a prompt; chunks of four tokens."""
+        monkeypatch.setattr(generation, "PROMPTS_AT_ONCE", 3)
+        monkeypatch.setattr(generation, "CHUNK", 4)
+        prompts = ["a bad", "c", "a bad", "\nkill him", "jab"]
+        texts = generate_texts(params, TOKENIZER, prompts, Options(num_tokens=N, **options))
+        expected = [text_of(params, p, sample=i, **options) for i, p in enumerate(prompts)]
+        assert [p + text for p, text in zip(prompts, texts, strict=True)] == expected
+        assert expected[0] != expected[2] or options.get("temperature") == 0
+
+    def test_few_programs_serve_all_batches(self, params, monkeypatch, compilations):
+        monkeypatch.setattr(generation, "PROMPTS_AT_ONCE", 3)
+        prompts = ["a bad", "bad", "mad", "a", "abba", "him", "hide"]
+        texts = generate_texts(params, TOKENIZER, prompts, Options(num_tokens=N))
+        first = next(texts), next(texts), next(texts)
+        compilations.clear()
+        assert len([*first, *texts]) == 7 and compilations == []
+
+    def test_spaces_at_the_end_of_some_begin_a_word_there(self, tokenizer):
+        params, prompts = wild(60), ["what ", "what", "ROMEO: light ", "wh"]
+        texts = generate_texts(params, tokenizer, prompts, Options(num_tokens=N))
+        expected = [text_of(params, p, tokenizer, i) for i, p in enumerate(prompts)]
+        assert [p + text for p, text in zip(prompts, texts, strict=True)] == expected
+
+    def test_of_a_counted_model(self):
+        model = count_ngrams(TOKENIZER.encode("a bad cab had a lid"), TOKENIZER.vocab_size, 2)
+        texts = list(generate_texts(model, TOKENIZER, ["ca", "ca"], Options(num_tokens=N)))
+        assert ["ca" + text for text in texts] == [text_of(model, "ca", sample=i) for i in (0, 1)]
+
+    @pytest.mark.parametrize("prompts, says", [
+        ("a bad", "^prompts is one string; give a list of prompts.$"),
+        (["a", "aX"], "^prompt 2: the vocabulary of 15 characters lacks 'X'.$"),
+        (["a", ""], "^prompt 2: the prompt '' gives no token"),
+    ])  # fmt: skip
+    def test_refusals(self, params, prompts, says):
+        with unchecked(), pytest.raises(UserError, match=says):
+            generate_texts(params, TOKENIZER, prompts, Options())
 
 
 class TestStops:
