@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, trained_model, write_output
+from jaxgru.cli.options import Parser, lines_of, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -209,7 +209,7 @@ def print_lines(found: Found | None, arguments: Namespace, encoding: str) -> Non
     else:
         model, _, tokenizer = found.load(arguments.epoch)
     text = load_corpus(arguments.text, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
-    lines = [line.removesuffix("\n") for line in io.StringIO(text.text, newline=None)]
+    lines = lines_of(text.text)
     rows, total, num_tokens = [], 0.0, 0
     with _encoded(text):
         for scores in score_lines(model, tokenizer, lines, nll):
@@ -242,7 +242,7 @@ def write_table(path: Path | None, names: list[str], rows: Iterable[list[Any]]) 
     """Write rows as comma-separated values. Raises UserError if the file cannot be written."""
     table = io.StringIO(newline="")
     csv.writer(table, lineterminator="\n").writerows(itertools.chain([names], rows))
-    write_output(path, table.getvalue())
+    write_output(path, [table.getvalue()])
 
 
 def _rounded(nats: float) -> float:

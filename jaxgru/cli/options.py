@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -150,17 +150,24 @@ class Parser(argparse.ArgumentParser):
                 )
 
 
-def write_output(path: Path | None, text: str) -> None:
-    """Write what a command made, whole, or print it where there is no path.
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text without their ends, whatever system the text is from."""
+    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]
+
+
+def write_output(path: Path | None, parts: Iterable[str]) -> None:
+    """Write what a command makes as one file or, where there is no path, print each part at once.
 
     What a text has that is no UTF-8 is written as it was read. Raises UserError if the file cannot
     be written.
     """
     if path is None:
-        print(text, end="")
+        for part in parts:
+            print(part, end="", flush=True)
         return
+    whole = "".join(parts)
     with _written(path):
-        write_bytes(path.resolve(), text.encode(errors="surrogateescape"))
+        write_bytes(path.resolve(), whole.encode(errors="surrogateescape"))
 
 
 @contextlib.contextmanager

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import Parser, trained_model
+from jaxgru.cli.options import Parser, lines_of, trained_model, write_output
 from jaxgru.errors import needs
 from jaxgru.lm.config import load_config
+from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.generation import PROMPT, Options, default_prompt, stream_text
+from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
 
@@ -37,6 +40,7 @@ def make_parser() -> Parser:
             "sample astra_gamma --prompt 'JULIET: ' --temperature 0.6",
             "sample runs/astra_alpha --compare --temperature 0",
             "sample astra_beta --stop '\\n\\n' --num-samples 8",
+            "sample astra_beta --prompts names.txt --output texts.jsonl",
         ],
         usage="[MODEL] [options]",
     )
@@ -46,6 +50,14 @@ def make_parser() -> Parser:
         "--prompt",
         help=f"text to continue (default: {PROMPT!r}; for models of other texts a newline or word)",
     )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="continue each line of this file (-: of standard input), in batches: a JSON object "
+        "with line, prompt and the text after it for each, on standard output if there is no "
+        "--output",
+    )
+    add("--output", type=Path, help=".jsonl file for --prompts; an older file is replaced")
     add(
         "--num-tokens", type=int, default=Options.num_tokens,
         help="number of tokens to generate (default: %(default)s)",
@@ -90,6 +102,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
         parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
+    if arguments.prompts is not None and (arguments.prompt is not None or arguments.compare):
+        parser.error("--prompts names the file of all prompts; leave out --prompt and --compare.")
+    if arguments.output is not None:
+        if arguments.prompts is None:
+            parser.error("--output is the file for the texts of --prompts; give --prompts, too.")
+        parser.check_output(arguments.output, ".jsonl")
     value_of = lambda option: getattr(arguments, option[2:].replace("-", "_"))
     processors = [option for option, *_ in PROCESSORS]
     for option in ("--stateless", "--compare", "--epoch", *processors):
@@ -110,6 +128,14 @@ def main() -> None:
     else:
         found = trained_model(arguments, DEFAULT)
         (model, _, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
+    if arguments.prompts is not None:
+        lines = lines_of(load_corpus(arguments.prompts).text)
+        prompts = lines * arguments.num_samples
+        texts = enumerate(generate_texts(model, tokenizer, prompts, options))
+        records = ({"line": i % len(lines) + 1, "prompt": prompts[i], "text": t} for i, t in texts)
+        dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_output(arguments.output, dumped)
+        return
     prompt = arguments.prompt
     if prompt is None:
         prompt = default_prompt(text_sha256, tokenizer)

@@ -392,6 +392,22 @@ class TestSample:
         assert done.out == (f"--- sample 1 of 2, seed 4\n{one}\n--- sample 2 of 2, seed 4\n{two}\n")
         assert one != two
 
+    def test_each_line_of_a_file_of_prompts_is_a_sample(self, script, tiny_run, tmp_path):
+        """Of its own number; those of the second sample of each line go on counting."""
+        prompts = ["east", "But soft ", "R"]
+        (tmp_path / "prompts.txt").write_text("east\r\nBut soft \nR", newline="")
+        options = ["--num-tokens", 12, "--seed", 4, "--num-samples", 2, "--top-k", 9]
+        sample = "sample", tiny_run, "--prompts", "prompts.txt", *options
+        done = script(*sample)
+        assert (done.code, done.err) == (0, "")
+        records = [json.loads(line) for line in done.out.splitlines()]
+        assert [record["line"] for record in records] == [1, 2, 3, 1, 2, 3]
+        assert [record["prompt"] + record["text"] for record in records] == [
+            self.expected(tiny_run, 12, prompts[i % 3], i, 4, top_k=9) for i in range(6)
+        ]
+        assert script(*sample, "--output", "texts.jsonl") == Outcome(0, "", "")
+        assert (tmp_path / "texts.jsonl").read_text() == done.out
+
     def test_last_token_only(self, script, tiny_run):
         options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]
         done = script("sample", "--run", tiny_run, *options)
@@ -585,6 +601,10 @@ class TestEvaluateNGram:
         ("sample RUN --top-k many", "--top-k"),
         ("sample RUN --temperature nan", "temperature is nan"),
         ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'"),
+        ("sample RUN --prompts odd.txt", "prompt 1: the vocabulary .* lacks '1', 'é'"),
+        ("sample RUN --prompts odd.txt --compare", "leave out --prompt and --compare"),
+        ("sample RUN --output x.jsonl", "give --prompts, too"),
+        ("sample RUN --prompts odd.txt --output x.txt", "it must end in .jsonl"),
         ("sample RUN --compare --top-k 0", "top_k is 0"),
         ("sample RUN --compare --prompt=", "gives no token"),
         ("sample RUN --compare --stateless", "--compare shows one sample of each; leave out"),
