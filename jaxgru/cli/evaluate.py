@@ -155,10 +155,7 @@ def main() -> None:
             )
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
-            if tokenizer.unknown is not None:
-                share = scores.pieces.count(tokenizer.pieces[tokenizer.unknown]) / scores.num_tokens
-                console.print(f"{share:.1%} of the predicted tokens are <unk>: words or marks that "
-                              "the model lacks")  # fmt: skip
+            _print_unknown(console, tokenizer, scores.pieces)
         else:
             dataset = _own_text(config, tokenizer, sha256, given, arguments.validation)
             moved = None if config.data.validation else given
@@ -169,7 +166,9 @@ def main() -> None:
                 record = state_cost.measure(
                     params, tokenizer, dataset, window, begin, arguments.random_batches, prompt
                 )
-            console.print(_losses(name, window, record), _text(record.text), sep="\n")
+            console.print(_losses(name, window, record))
+            _print_unknown(console, tokenizer, _pieces(dataset))
+            console.print(_text(record.text))
             if arguments.dynamic:
                 with _in_steps(console, 1) as begin:
                     begin("choosing the settings of dynamic evaluation")
@@ -265,8 +264,21 @@ def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
 
 def _of_split(dataset: Dataset, nats: Float[np.ndarray, "_"]) -> Scores:
     """Return the scores of the validation split."""
-    pieces = [dataset.tokenizer.pieces[token] for token in dataset.validation[1:]]
-    return Scores(nats, dataset.num_characters, pieces)
+    return Scores(nats, dataset.num_characters, _pieces(dataset))
+
+
+def _pieces(dataset: Dataset) -> list[str]:
+    """Return the predicted tokens of the validation split, as the vocabulary spells them."""
+    return [dataset.tokenizer.pieces[token] for token in dataset.validation[1:]]
+
+
+def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) -> None:
+    if tokenizer.unknown is not None:
+        unknown = tokenizer.pieces[tokenizer.unknown]
+        number, total = pieces.count(unknown), counted(len(pieces), "predicted token")
+        share = f"{number / len(pieces):.1%}"
+        what = f"{unknown.strip()}: they are not in the model's vocabulary"
+        console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
 
 
 def _score(model: Any, tokenizer: Tokenizer, text: Corpus, nll: NLL) -> Scores:

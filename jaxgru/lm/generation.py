@@ -79,7 +79,8 @@ def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
     candidates += [piece for piece in pieces if len(piece) > 2 and piece.isalpha()]
     for prompt in [*candidates, *pieces]:
         with contextlib.suppress(TokenizerError):
-            if len(tokenizer.encode(prompt)):
+            tokens = tokenizer.encode(prompt)
+            if len(tokens) and tokenizer.unknown not in tokens:
                 return prompt
     raise UserError("the tokenizer has no piece that a text could begin with.")
 

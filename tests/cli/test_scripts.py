@@ -28,7 +28,12 @@ import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.lm.config import load_config
-from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from jaxgru.lm.data.tokenizers import (
+    TOKENIZERS,
+    ByteTokenizer,
+    CharacterTokenizer,
+    WordTokenizer,
+)
 from jaxgru.lm.evaluation import stream_nll, window_loss
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
@@ -187,17 +192,23 @@ class TestEvaluate:
         assert "reset at every token, a Markov chain:" in done.out
         assert "greedy texts that end in a loop" in done.out
 
-    def test_words_that_the_model_lacks(self, script, tmp_path):
-        """Four of the six tokens after the first: a comma, that, is, now."""
-        tokenizer = WordTokenizer.learn("to be or not to be")
+    @pytest.mark.parametrize("kind, min_count, text, says", [
+        # a comma, that, is and now; é, z and x, and r, which occurs once
+        ("words", 1, "to be, that is not now", "4 of 6 predicted tokens (66.7%) are <unk>: they"),
+        ("characters", 2, "to bé or zx", "4 of 10 predicted tokens (40.0%) are \ufffd: they"),
+    ])  # fmt: skip
+    def test_what_the_model_lacks(self, script, tmp_path, kind, min_count, text, says):
+        tokenizer = TOKENIZERS[kind].learn("to be or not to be", min_count=min_count)
         sizes = {"model.vocab_size": tokenizer.vocab_size, "model.hidden_dim": 3}
-        config = load_config("astra_alpha", {"data.tokenizer": "words", **sizes})
+        config = load_config("astra_alpha", {"data.tokenizer": kind, **sizes})
         params = jaxgru.lm.init(jax.random.key(0), config.model)
-        model, text = tmp_path / "words.safetensors", tmp_path / "text.txt"
+        model = tmp_path / "model.safetensors"
         save_safetensors(model, params, config, tokenizer)
-        text.write_text("to be, that is not now")
-        done = script("evaluate", model, "--text", text)
-        assert done.code == 0 and "66.7% of the predicted tokens are <unk>" in done.out
+        (tmp_path / "text.txt").write_text(text)
+        done = script("evaluate", model, "--text", "text.txt")
+        assert done.code == 0 and says in done.out
+        done = script("sample", model, "--prompt", text, "--num-tokens", 1)
+        assert done.code == 0 and done.out.startswith(text)
 
     @pytest.mark.parametrize("model", ["run", "onnx", *slow("safetensors", "pretrained")])
     def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, monkeypatch, model):

@@ -258,7 +258,7 @@ BAD_VALUES = {
     "training.decay_biases": ["0"],
     "training.compute_dtype": ["float16"],
     "data.tokenizer": ["bpe"],
-    "data.min_count": ["0", "1.5"],
+    "data.min_count": ["-1", "1.5"],
     "data.encoding": ["utf-9", "hex", ""],
     "data.batches": ["crop"],
     "data.validation_fraction": ["1", "-0.1", "nan"],

@@ -117,7 +117,11 @@ class DataConfig(Section):
         "one of the kind above",
     )
     min_count: int = recipe(
-        2, "words: how often a word must occur to be a token; rarer ones become <unk>", at_least=1
+        0,
+        "words and characters: how often one must occur to be a token; rarer ones, and those that "
+        "only other texts have, become one unknown token; 0: 2 for words, and 1 for characters, "
+        "which then have no such token",
+        at_least=0,
     )
     batches: Literal["crops", "streams"] = recipe(
         "crops",

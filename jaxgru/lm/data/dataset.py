@@ -81,7 +81,7 @@ def load_dataset(
     corpora = _corpora(config, kind.reads_bytes, sha256, options)
     texts = [one.text for one in corpora]
     if tokenizer is None:
-        size, min_count = config.model.vocab_size, data.min_count
+        size, min_count = config.model.vocab_size, data.min_count or kind.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
     tokens, *validations = map(tokenizer.encode, texts)
     if validations:

@@ -34,12 +34,13 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
       UserError: there is no such model, or a value cannot be used.
     """
     _, theirs, _ = load(model)
-    given = {"data.tokenizer_file": "", **(overrides or {}), "training.init": _source(model)}
+    of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
+    given = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
     if "data.corpus" in given:
         of_text = ("encoding", "validation", "validation_fraction")
         defaults = {name: getattr(DataConfig, name) for name in of_text}
         theirs = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, **defaults))
-    return override(theirs, given)  # its tokenizer comes with it
+    return override(theirs, given)
 
 
 @dataclass(frozen=True)

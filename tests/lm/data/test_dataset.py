@@ -53,6 +53,23 @@ def test_a_given_tokenizer_is_used_and_none_learnt(tiny_text):
     assert tokenizer.decode(dataset.train) == tiny_text.read_text()[:2700]
 
 
+@pytest.mark.parametrize("kind, given, unknown", [
+    ("characters", {}, None), ("characters", {"data__min_count": 1}, None),
+    ("characters", {"data__min_count": 2}, "xy"), ("words", {}, " xy"),
+    ("words", {"data__min_count": 1}, ""),
+])  # fmt: skip
+def test_what_occurs_once_is_unknown_where_it_is_asked_for(tmp_path, kind, given, unknown):
+    """Words ask for it by default; characters have no such token unless min_count is above 1."""
+    (tmp_path / "rare.txt").write_text("to be or not to be\n" * 40 + "to xy")
+    config = tiny_config(tmp_path / "rare.txt", data__tokenizer=kind, **given)
+    tokenizer = load_dataset(config)[1].tokenizer
+    if unknown is None:
+        assert tokenizer.unknown is None and tokenizer.vocab_size == len("\n benortxy")
+        return
+    pieces = ["to", " be", " xy"] if kind == "words" else "to be xy"
+    assert "".join(p for p in pieces if tokenizer.encode(p)[0] == tokenizer.unknown) == unknown
+
+
 def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
     """Of a text that was never there, no place is asked for."""
     gone = str(tmp_path / "gone.txt")

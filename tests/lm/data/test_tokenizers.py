@@ -61,6 +61,16 @@ class TestCharacters:
         with pytest.raises(TokenizerError, match=says):
             CharacterTokenizer.learn("abc").encode(text)
 
+    def test_rare_and_foreign_characters_are_one_token(self):
+        """By hand: of "nana, b" only a and n come twice; U+FFFD is the unknown token's own."""
+        tokenizer = CharacterTokenizer.learn("nana, b\ufffd\ufffd", min_count=2)
+        assert (tokenizer.vocabulary, tokenizer.unknown) == ("\ufffdan", 0)
+        tokens = tokenizer.encode("banné\ufffd\n")
+        assert tokens.tolist() == [0, 1, 2, 2, 0, 0, 0] and tokens.dtype == np.int32
+        assert tokenizer.decode(tokens) == "\ufffdann\ufffd\ufffd\ufffd"
+        again = CharacterTokenizer.from_bytes(tokenizer.to_bytes())
+        assert again.encode("né").tolist() == [2, 0]
+
     def test_no_text_gives_no_tokens(self):
         tokens = CharacterTokenizer.learn("abc").encode("")
         assert tokens.shape == (0,) and tokens.dtype == np.int32
@@ -271,6 +281,7 @@ class TestSaveAndLoad:
         ("tokenizer.json", b"not JSON"),
         ("tokenizer.json", b"[1]"),
         ("tokenizer.json", b'{"characters": "aa"}'),
+        ("tokenizer.json", b'{"characters": "ab", "unknown": 2}'),
         ("tokenizer.json", b'\xff{"characters": "a"}'),
         ("words.json", b'{"words": "abc"}'),
         ("words.json", b'{"words": [" <unk>", 1]}'),

@@ -208,7 +208,7 @@ class TestConfig:
         data = dataclasses.replace(
             usual, encoding="cp1252", validation="./v.txt", validation_fraction=0.5
         )
-        theirs = dataclasses.replace(theirs, data=data)
+        theirs = dataclasses.replace(theirs, data=dataclasses.replace(data, min_count=3))
         save_config(run_copy, theirs)
         path = tmp_path / "model.safetensors"
         save_safetensors(path, params, theirs, tokenizer)

@@ -67,7 +67,8 @@ def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -
     Args:
       kind: a key of TOKENIZERS, as in config.data.tokenizer.
       vocab_size: for subwords and sentencepiece; other kinds count what occurs in the text.
-      min_count: for words: how often a word must occur to be a token; other kinds ignore it.
+      min_count: for words and characters: how often one must occur to be a token; other kinds
+        ignore it.
 
     Raises:
       TokenizerError: the text cannot be learned from, or not with that vocab_size.

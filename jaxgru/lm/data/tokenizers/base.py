@@ -37,6 +37,7 @@ class Tokenizer(abc.ABC):
       is_text: `to_bytes` gives UTF-8, not any bytes.
       is_sized: `learn` is told by model.vocab_size how many tokens to make.
       reads_bytes: a file need not be text; what is not UTF-8 is escaped.
+      min_count: what data.min_count is by default.
       unknown: the token of whatever the vocabulary lacks; None: there is none.
       vocab_size: the number of tokens.
       pieces: of each token: what it stands for; no two are alike.
@@ -48,7 +49,8 @@ class Tokenizer(abc.ABC):
     is_text: ClassVar[bool] = True
     is_sized: ClassVar[bool] = False
     reads_bytes: ClassVar[bool] = False
-    unknown: ClassVar[int | None] = None
+    min_count: ClassVar[int] = 1
+    unknown: int | None = None
     vocab_size: int
     pieces: list[str]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 from jaxtyping import Int
@@ -10,24 +11,39 @@ from jaxtyping import Int
 from jaxgru.errors import counted
 from jaxgru.lm.data.tokenizers.base import Tokenizer, lacks
 
+UNKNOWN = "\ufffd"  # Unicode's replacement character
+
 
 class CharacterTokenizer(Tokenizer):
-    """One token per character; the vocabulary is the distinct characters, in token order."""
+    """One token per character; the vocabulary is the distinct characters, in token order.
+
+    With an unknown token, each character outside the vocabulary is encoded as that token, and
+    decoded as what it stands for.
+    """
 
     kind = "characters"
     file_name = "tokenizer.json"
     about = "one token for each that occurs in the text"
 
-    def __init__(self, vocabulary: str) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: str, unknown: int | None = None) -> None:
+        self.vocabulary, self.unknown = vocabulary, unknown
         self.pieces = list(vocabulary)
         self.vocab_size = len(vocabulary)
         self._token_of = {character: token for token, character in enumerate(vocabulary)}
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> CharacterTokenizer:
-        """Return the tokenizer of a text: the sorted set of its characters."""
-        return cls("".join(sorted(set(text))))
+        """Return the tokenizer of a text: the sorted set of its characters.
+
+        With a `min_count` above 1, it is the set of those that occur that often, and token 0 is the
+        unknown one, U+FFFD.
+        """
+        if min_count <= 1:
+            return cls("".join(sorted(set(text))))
+        counts = Counter(text)
+        del counts[UNKNOWN]
+        kept = sorted(character for character, n in counts.items() if n >= min_count)
+        return cls("".join([UNKNOWN, *kept]), unknown=0)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
@@ -35,13 +51,19 @@ class CharacterTokenizer(Tokenizer):
         vocabulary = content.get("characters") if isinstance(content, dict) else None
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a string of distinct characters")
-        return cls(vocabulary)
+        unknown = content.get("unknown")
+        if unknown is not None and unknown not in range(len(vocabulary)):
+            raise ValueError("its unknown token is not one of its tokens")
+        return cls(vocabulary, unknown)
 
     def to_bytes(self) -> bytes:
-        """Return JSON in UTF-8: {"characters": the vocabulary}."""
-        return json.dumps({"characters": self.vocabulary}, ensure_ascii=False).encode()
+        """Return JSON in UTF-8: {"characters": the vocabulary}, and "unknown": a token, if any."""
+        unknown = {} if self.unknown is None else {"unknown": self.unknown}
+        return json.dumps({"characters": self.vocabulary, **unknown}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        if unknown := set(text) - set(self._token_of):
-            raise lacks(counted(self.vocab_size, "character"), unknown)
-        return np.fromiter(map(self._token_of.__getitem__, text), np.int32, len(text))
+        lacking = set(text) - set(self._token_of)
+        if lacking and self.unknown is None:
+            raise lacks(counted(self.vocab_size, "character"), lacking)
+        token_of = self._token_of | dict.fromkeys(lacking, self.unknown)
+        return np.fromiter(map(token_of.__getitem__, text), np.int32, len(text))

@@ -55,6 +55,7 @@ class WordTokenizer(Tokenizer):
 
     kind = "words"
     file_name = "words.json"
+    min_count = 2
     unknown = 0
     about = "words and punctuation; those rarer than data.min_count become <unk>"
 
