@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
 from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
 from jaxgru.cells.base import AnyArray, Size, at_least_float32, plus, struct, widest
 from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, rows
-from jaxgru.layers.arguments import as_jax
+from jaxgru.layers.arguments import as_flags, as_jax
 from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
@@ -167,6 +167,8 @@ def apply(
     carry: ModelCarry | None = None,
     dropout: Dropouts = None,
     implementation: str = "auto",
+    *,
+    reset: Shaped[AnyArray, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:
     """Compute the logits of the token after each token, and the state after the last token.
 
@@ -180,11 +182,14 @@ def apply(
         tokens gives the same logits as one call with all tokens.
       dropout: for training, a `jaxgru.Dropout` or a tuple of them; None: no dropout.
       implementation: how the layers are computed, as for `jaxgru.unroll`.
+      reset: bool (B, T), True where the state is set to zero before the token is read, such as
+        where a document begins; None: nowhere.
 
     Raises:
       ValueError: the tokens are not integers (B, T) with T ≥ 1; the carry does not fit this model
         and batch, or its dtype is narrower than the model's; a dropout has an unknown site, a rate
-        outside [0, 1), or the site of another; or the implementation is unknown.
+        outside [0, 1), or the site of another; the resets are not bool (B, T); or the
+        implementation is unknown.
       TypeError: in forward mode, without the implementation "autodiff".
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
@@ -192,6 +197,8 @@ def apply(
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
+    if reset is not None:
+        options["reset"] = as_flags("reset", reset, tokens.shape).T
     h, last = unroll(params.layers, x, carry, time_major=True, **options)
     multiply = matmul if implementation == "autodiff" else dot  # forward mode
     head = sharded_by_xla(partial(_logits, multiply), h, (0, 1, None))

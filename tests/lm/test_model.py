@@ -68,6 +68,24 @@ def test_no_carry_is_a_carry_of_zeros(params):
     chex.assert_trees_all_equal(a, b)
 
 
+def test_a_reset_begins_a_row_anew(params):
+    """By hand: the state is zero before each marked token, and goes on elsewhere."""
+    reset = np.array([[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]], bool)
+    _, carry = apply(params, TOKENS[:, ::-1])
+    logits, last = apply(params, TOKENS, carry, reset=reset)
+    first = jax.tree.map(lambda c: c[:1], carry)
+    pieces = [(0, 0, 1, first), (0, 1, 4, None), (0, 4, 6, None), (1, 0, 6, None)]
+    for row, begin, end, before in pieces:
+        alone, after = apply(params, TOKENS[row : row + 1, begin:end], before)
+        np.testing.assert_allclose(logits[row, begin:end], alone[0], rtol=2e-5, atol=2e-6)
+        if end == 6:
+            ours = jax.tree.map(lambda c, row=row: c[row : row + 1], last)
+            chex.assert_trees_all_close(ours, after, rtol=2e-5, atol=2e-6)
+    says = r"reset is bool \(6, 2\); it must be bool \(2, 6\)"
+    with unchecked(), pytest.raises(ValueError, match=says):
+        apply(params, TOKENS, reset=reset.T)
+
+
 def test_a_carry_handed_back_is_traced_once(params):
     """Its shapes, dtypes and weak types are those of `initial_carry`: a loop compiles once."""
     chex.clear_trace_counter()
