@@ -44,7 +44,7 @@ def mesh_of(devices):
     return Mesh(np.array(jax.devices()[:devices]), (ROWS,))
 
 
-def start(recipe, devices, dtype, batches="crops"):
+def start(recipe, devices, dtype, batches="crops", end=None):
     """A fresh state on so many devices, and a compiled `train_steps` for it."""
     mesh, state = mesh_of(devices), init_state(MODEL, recipe, batches)
     params, carry = (
@@ -53,7 +53,7 @@ def start(recipe, devices, dtype, batches="crops"):
     state = state.replace(params=params, opt_state=optimizer(recipe).init(params), carry=carry)
     state = jax.device_put(state, state_shardings(state, mesh, recipe))
     tokens = jax.device_put(TOKENS, NamedSharding(mesh, P()))
-    steps = train_steps.lower(recipe, state, tokens, np.int32(1), mesh).compile()
+    steps = train_steps.lower(recipe, state, tokens, np.int32(1), mesh, end).compile()
 
     def run(state, num_steps):
         state, losses, _ = steps(state, tokens, np.int32(num_steps))
@@ -114,7 +114,7 @@ def of_devices_and_parts():
 def of_streams(folder):
     """Streams, their carry on 1 device and on 8: 10 steps, and 4 and a checkpoint and 6.
 
-    With every regularizer.
+    With every regularizer, and in units that token 7 ends.
     """
     recipe = dataclasses.replace(
         RECIPE, input_dropout=0.1, between_dropout=0.2, output_dropout=0.3, weight_drop=0.2,
@@ -122,7 +122,7 @@ def of_streams(folder):
     )  # fmt: skip
     ends = {}
     for devices in (1, 8):
-        state, run, _ = start(recipe, devices, jnp.float32, "streams")
+        state, run, _ = start(recipe, devices, jnp.float32, "streams", 7)
         state, first = run(state, 4)
         with open_checkpoints(folder / f"streams {devices}") as manager:
             save(manager, state, None, Progress())
@@ -192,13 +192,15 @@ def of_validation():
     """46 windows in 10 batches, spread over the devices; the batches that one device has."""
     evaluation.TOKENS_AT_ONCE = 64
     params, same = init(jax.random.key(0), MODEL), {}
-    one = window_nll(params, TOKENS, 11)
+    one, units = window_nll(params, TOKENS, 11), window_nll(params, TOKENS, 11, end=7)
     for devices, sharded in [(1, False), (2, False), (8, False), (8, True)]:
         mesh = mesh_of(devices)
         placed = jax.device_put(params, shardings(params, mesh, sharded))
         nll, loss = (f(placed, TOKENS, 11, mesh) for f in (window_nll, window_loss))
+        in_units = window_nll(placed, TOKENS, 11, mesh, 7)
         name = f"{devices}{' sharded' * sharded}"
         same[name] = bool(nll.tobytes() == one.tobytes() and loss == one.mean())
+        same[name] &= in_units.tobytes() == units.tobytes() != one.tobytes()
     batches = jax.device_put(np.zeros((16, 5, 11), np.int32), NamedSharding(mesh, P(ROWS)))
     program = evaluation._nll_on_mesh.lower(mesh, placed, batches, batches).compile().as_text()
     on_each = max(map(int, re.findall(r"s32\[(\d+),5,11\]", program)))

@@ -137,23 +137,24 @@ def measure(
         before each of its losses.
       random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
         of 256 tokens. This takes three times as long as all other losses.
-      prompt: what the model's texts in the record begin with, if its tokenizer knows it.
+      prompt: what the model's texts in the record begin with, if its tokenizer knows it. There are
+        no texts if the data is read in units, at whose ends the state of a long text would go on.
 
     Raises UserError if the validation split is too short, or has a token outside the vocabulary.
     """
-    tokens = dataset.validation
+    tokens, end = dataset.validation, dataset.end
     batches = None
     if random_batches:  # first, because the text can be too short for them
         progress("random batches")
-        batches = evaluate_random_batches(params, tokens)
+        batches = evaluate_random_batches(params, tokens, end)
     progress("one stream")
-    stream = stream_nll(params, tokens)
+    stream = stream_nll(params, tokens, end)
     curve = {}
     for every in RESETS:
         progress("the memory curve")
-        curve |= memory_curve(params, tokens, [every])
+        curve |= memory_curve(params, tokens, [every], end)
     progress("the recovery after a reset")
-    excess = recovery(params, tokens, stream=stream)
+    excess = recovery(params, tokens, stream=stream, end=end)
     chain = None
     if tokenizer.vocab_size <= MAX_CHAIN:
         progress("the stateless chain")
@@ -163,24 +164,28 @@ def measure(
     return StateCost(
         num_tokens=len(tokens) - 1,
         num_characters=dataset.num_characters,
-        windows=curve[window] if window in curve else window_loss(params, tokens, window),
+        windows=curve[window] if window in curve else window_loss(params, tokens, window, end=end),
         stream=unbroken,
         stateless=stateless,
         sensitivity=stateless - unbroken,
         memory_curve=list(curve.items()),
         recovery=[float(f"{nats:.5g}") for nats in excess],
         chain=chain,
-        text=_text(params, tokenizer, dataset, prompt),
+        text={} if end is not None else _text(params, tokenizer, dataset, prompt),
         random_batches=batches,
     )
 
 
-def evaluate_random_batches(params: Params, tokens: Int[AnyArray, "N"]) -> MeanLoss:
+def evaluate_random_batches(
+    params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
+) -> MeanLoss:
     """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
+
+    `end` is as for `random_batch_losses`.
 
     Raises UserError if the text is too short for such a window.
     """
-    batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0))
+    batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0), end=end)
     error = batches.std(ddof=1) / len(batches) ** 0.5
     return MeanLoss(mean=float(batches.mean()), standard_error=float(error))
 

@@ -27,6 +27,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.data.units import encode_units, end_token, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import (
     NLL,
@@ -143,6 +144,8 @@ def main() -> None:
     else:
         params, config, tokenizer = model.load(arguments.epoch)
         sha256, window = model.text_sha256(), config.training.sequence_length
+        if arguments.dynamic and config.data.unit:
+            parser.error("--dynamic reads a text as one stream, not in units (data.unit).")
         given = arguments.text
         if given is not None and (
             given == "-" or load_corpus(given, reads_bytes=True).sha256 != sha256.split(" ")[0]
@@ -151,7 +154,7 @@ def main() -> None:
                 parser.error("--validation goes with the model's own text; --text is another.")
             text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
             rows, scores = _scored(
-                params, tokenizer, text, window, arguments.random_batches, console
+                params, config, tokenizer, text, arguments.random_batches, console
             )
             name = _title(config.name, arguments.text)
             console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
@@ -166,9 +169,10 @@ def main() -> None:
                 record = state_cost.measure(
                     params, tokenizer, dataset, window, begin, arguments.random_batches, prompt
                 )
-            console.print(_losses(name, window, record))
+            console.print(_losses(name, window, record, dataset.end is not None))
             _print_unknown(console, tokenizer, _pieces(dataset))
-            console.print(_text(record.text))
+            if record.text:
+                console.print(_text(record.text))
             if arguments.dynamic:
                 with _in_steps(console, 1) as begin:
                     begin("choosing the settings of dynamic evaluation")
@@ -179,7 +183,8 @@ def main() -> None:
                 console.print(_in_units(name, "weights, one stream", rows, record))
             if record.chain:
                 console.print(_markov_chain(record.chain))
-            scores = output and _of_split(dataset, stream_nll(params, dataset.validation))
+            split = params, dataset.validation, dataset.end
+            scores = output and _of_split(dataset, stream_nll(*split))
     if output is not None and scores is not None:
         tokens = enumerate(zip(scores.pieces, scores.nats, strict=True), 1)
         rows = ([position, piece, _rounded(nats)] for position, (piece, nats) in tokens)
@@ -295,30 +300,41 @@ def _encoded(text: Corpus) -> Iterator[None]:
 
 
 def _scored(
-    params: Params, tokenizer: Tokenizer, text: Corpus, window: int, random_batches: bool,
+    params: Params, config: Config, tokenizer: Tokenizer, text: Corpus, random_batches: bool,
     console: Console,
 ) -> tuple[list[tuple[str, float]], Scores]:  # fmt: skip
     """Return the loss of a text for each treatment of the state, and its scores as one stream."""
-    rows = []
+    rows, window, unit = [], config.training.sequence_length, config.data.unit
+    end = end_token(tokenizer, unit)
     with _in_steps(console, 3 + random_batches) as begin:
         begin("one stream")
-        scores = _score(params, tokenizer, text, stream_nll)
-        tokens = tokenizer.encode(text.text)
-        rows.append(("never: one stream", scores.loss))
+        if unit:
+            with _encoded(text):
+                tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
+            pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+            scores = Scores(stream_nll(params, tokens, end), size, pieces)
+        else:
+            scores = _score(params, tokenizer, text, stream_nll)
+            tokens = tokenizer.encode(text.text)
+        rows.append((_one_stream(end is not None), scores.loss))
         for title, every in ((_windows(window), window), ("every token", 1)):
             begin(title)
-            rows.append((title, window_loss(params, tokens, every)))
+            rows.append((title, window_loss(params, tokens, every, end=end)))
         if random_batches:
             begin("random batches")
-            rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens)))
+            rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens, end)))
     return rows, scores
 
 
-def _losses(name: str, window: int, record: state_cost.StateCost) -> Table:
+def _one_stream(of_units: bool) -> str:
+    return "only where a unit begins" if of_units else "never: one stream"
+
+
+def _losses(name: str, window: int, record: state_cost.StateCost, of_units: bool) -> Table:
     every = lambda n: "every token" if n == 1 else f"every {n:,} tokens"
     rows = [
         *((every(n), loss) for n, loss in record.memory_curve),
-        ("never: one stream", record.stream),
+        (_one_stream(of_units), record.stream),
         (_windows(window), record.windows),
         ("sensitivity: every token minus never", record.sensitivity),
     ]

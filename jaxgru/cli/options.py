@@ -141,11 +141,12 @@ class Parser(argparse.ArgumentParser):
                 if metavar and len(metavar) > MOST:
                     help, metavar = f"{help}: {', '.join(known)}", None
                 help = f"{help} (default: {default})".replace("%", "%%")
-                hidden = f"{section}.{field.name}" == "training.init"  # it is --init
+                dotted = f"{section}.{field.name}"
+                hidden = dotted == "training.init"  # it is --init
                 group.add_argument(
-                    f"--{section}.{field.name}",
+                    f"--{dotted}",
                     metavar=metavar,
-                    type=TYPES.get(types[field.name], str),
+                    type=unescaped if dotted == "data.unit" else TYPES.get(types[field.name], str),
                     help=argparse.SUPPRESS if hidden else help,
                 )
 
@@ -195,6 +196,12 @@ def true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text.lower() == "true"
+
+
+def unescaped(text: str) -> str:
+    r"""Return the text with \n, \t and \\ replaced by what they stand for, which no shell does."""
+    meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+    return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
 
 
 TYPES = {int: int, float: float, bool: true_or_false}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import Parser, lines_of, trained_model, write_output
+from jaxgru.cli.options import Parser, lines_of, trained_model, unescaped, write_output
 from jaxgru.errors import needs
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -79,7 +78,8 @@ def make_parser() -> Parser:
         action="append",
         default=[],
         type=unescaped,
-        help="end the text before TEXT, in which \\n is a newline; may be given several times",
+        help="end the text before TEXT, in which \\n is a newline; may be given several times. The "
+        "text of a model that was trained in units (data.unit) also ends where the unit does",
     )
     add("--stateless", action="store_true", help="reset the state to zero before every token")
     add("--last-token-only", action="store_true",
@@ -88,12 +88,6 @@ def make_parser() -> Parser:
     add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
     add("--compare", action="store_true", help="print text without and with the state side by side")
     return parser
-
-
-def unescaped(text: str) -> str:
-    r"""Return the text with \n, \t and \\ replaced by what they stand for, which no shell does."""
-    meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
-    return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
 
 
 def main() -> None:
@@ -122,12 +116,14 @@ def main() -> None:
         ),
     )
     if arguments.ngram is not None:
-        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
     else:
         found = trained_model(arguments, DEFAULT)
-        (model, _, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
+        (model, config, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
+    unit, prompt = config.data.unit, arguments.prompt
+    options = dataclasses.replace(options, unit=unit)
     if arguments.prompts is not None:
         lines = lines_of(load_corpus(arguments.prompts).text)
         prompts = lines * arguments.num_samples
@@ -136,9 +132,8 @@ def main() -> None:
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_output(arguments.output, dumped)
         return
-    prompt = arguments.prompt
     if prompt is None:
-        prompt = default_prompt(text_sha256, tokenizer)
+        prompt = "" if unit else default_prompt(text_sha256, tokenizer)
     if arguments.compare and isinstance(model, Params):
         print_comparison(model, tokenizer, prompt, options)
         return

@@ -30,7 +30,8 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
       UserError: the text cannot be read or trained on.
     """
     data = config.data
-    known = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
+    usual = not data.min_count and not data.unit
+    known = usual and CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
     if data.corpus == TINY_SHAKESPEARE and known and not config.training.init + data.tokenizer_file:
         return config
     return load_text(config, text_sha256)[0]

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, counted, shown
 from jaxgru.lm.arguments import as_sequence, check_whole
-from jaxgru.lm.data.batching import as_text, random_crops, windows
+from jaxgru.lm.data.batching import as_text, random_crops, unit_starts, windows
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
@@ -41,7 +41,11 @@ NLL: TypeAlias = Callable[[Model, Int[np.ndarray, "N"]], Float[np.ndarray, "N-1"
 
 
 def window_nll(
-    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    window: int,
+    mesh: Mesh | None = None,
+    end: int | None = None,
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
 
@@ -51,6 +55,8 @@ def window_nll(
       mesh: the devices that share the batches; the parameters must be on it. One device computes
         each batch, so the result is bit-identical to that of a single device. None: one device
         computes all batches.
+      end: of a text in units, the end-of-unit token: the state is also reset before each of these;
+        None: the text is one.
 
     Raises:
       UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
@@ -64,30 +70,39 @@ def window_nll(
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
     params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
-        nll = _nll(one_copy(params, mesh), *batches)
+        nll = _nll(one_copy(params, mesh), *batches, end=end)
     else:
         more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
         batches = (shard(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
-        nll = _nll_on_mesh(mesh, params, *batches)
+        nll = _nll_on_mesh(mesh, params, *batches, end=end)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
-def stream_nll(params: Params, tokens: Int[AnyArray, "N"]) -> Float[np.ndarray, "N-1"]:
+def stream_nll(
+    params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
+) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream: the state is never reset.
+
+    Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
 
     Raises what `window_nll` raises.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
-    nll = _stream_nll(on_device(params), *windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1))
+    pieces = windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1)
+    nll = _stream_nll(on_device(params), *pieces, end=end)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
 def window_loss(
-    params: Params, tokens: Int[AnyArray, "N"], window: int, mesh: Mesh | None = None
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    window: int,
+    mesh: Mesh | None = None,
+    end: int | None = None,
 ) -> float:
     """Return the mean of `window_nll`, nats per token. Raises what that raises."""
-    return float(window_nll(params, tokens, window, mesh).mean())
+    return float(window_nll(params, tokens, window, mesh, end).mean())
 
 
 def random_batch_losses(
@@ -97,11 +112,13 @@ def random_batch_losses(
     key: PRNGKeyArray,
     num_batches: int = 200,
     batch_size: int = 64,
+    end: int | None = None,
 ) -> Float[np.ndarray, "M"]:
     """Compute the mean nats per token of each of M random batches; windows start from zero state.
 
     nanoGPT evaluates on 200 batches of 64 windows of 256 tokens (`estimate_loss`). Its loss is the
-    mean of these; the standard error is their standard deviation / √M.
+    mean of these; the standard error is their standard deviation / √M. `end` is as for
+    `window_nll`.
 
     Raises what `window_nll` raises, and UserError if the text is too short for a window, or
     `num_batches` or `batch_size` is below 1.
@@ -115,26 +132,29 @@ def random_batch_losses(
             f"{window + 2}."
         )
     keys = jax.random.split(key, num_batches)
-    nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window)
+    nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window, end)
     return np.asarray(nll, float)
 
 
-def stream_loss(params: Params, tokens: Int[AnyArray, "N"]) -> float:
+def stream_loss(params: Params, tokens: Int[AnyArray, "N"], end: int | None = None) -> float:
     """Return the mean of `stream_nll`, nats per token. Raises what that raises."""
-    return float(stream_nll(params, tokens).mean())
+    return float(stream_nll(params, tokens, end).mean())
 
 
 def memory_curve(
-    params: Params, tokens: Int[AnyArray, "N"], resets: Sequence[int] = RESETS
+    params: Params,
+    tokens: Int[AnyArray, "N"],
+    resets: Sequence[int] = RESETS,
+    end: int | None = None,
 ) -> dict[int, float]:
     """Return the mean nats per token for each number of tokens between two resets to zero.
 
-    1 is stateless; `stream_loss` is the limit, without resets.
+    1 is stateless; `stream_loss` is the limit, without resets. `end` is as for `window_nll`.
 
     Raises what `window_nll` raises, before any loss is computed.
     """
     resets = [check_whole("an entry of resets", every) for every in resets]
-    return {every: window_loss(params, tokens, every) for every in resets}
+    return {every: window_loss(params, tokens, every, end=end) for every in resets}
 
 
 def recovery(
@@ -143,6 +163,7 @@ def recovery(
     length: int = 256,
     stride: int = 64,
     stream: Float[np.ndarray, "N-1"] | None = None,
+    end: int | None = None,
 ) -> Float[np.ndarray, "M"]:
     """Compute the cost of a reset, in nats, at the 1st, 2nd, … `length`-th prediction after it.
 
@@ -151,6 +172,7 @@ def recovery(
 
     Args:
       stream: `stream_nll` of these parameters and tokens, if it has been computed already.
+      end: as for `window_nll`.
 
     Raises what `window_nll` raises, of the length and the stride, too.
     """
@@ -158,14 +180,15 @@ def recovery(
     length, stride = check_whole("length", length), check_whole("stride", stride)
     n = len(tokens) - 1
     if stream is None:
-        stream = stream_nll(params, tokens)
+        stream = stream_nll(params, tokens, end)
     length = min(length, n)
     at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
     batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
     padded = np.pad(at, ((0, -len(at) % batch_size), (0, 0)), mode="edge")
     padded = padded.reshape(-1, batch_size, length)
     inputs, targets = np.asarray(tokens)[padded], np.asarray(tokens)[padded + 1]
-    nll = np.asarray(_nll(on_device(params), inputs, targets), np.float64).reshape(-1, length)
+    nll = _nll(on_device(params), inputs, targets, end=end)
+    nll = np.asarray(nll, np.float64).reshape(-1, length)
     return (nll[: len(at)] - stream[at]).mean(axis=0)
 
 
@@ -350,6 +373,7 @@ def evaluate(
     num_characters: int,
     window: int = 128,
     dynamic: Dynamic | None = None,
+    end: int | None = None,
 ) -> dict[str, Scores]:
     """Score tokens under each treatment of the state.
 
@@ -357,6 +381,8 @@ def evaluate(
       num_characters: the length of the text that tokens[1:], the targets, stand for, as in
         `Dataset.num_characters`.
       dynamic: settings of dynamic evaluation, such as `choose_dynamic` returns.
+      end: of a text in units, the end-of-unit token, such as `Dataset.end`: except with `dynamic`,
+        the state is also reset before each of these.
 
     Returns:
       The scores where the state is reset every `window` tokens ("windows"), as in training; never
@@ -366,8 +392,8 @@ def evaluate(
     Raises what `window_nll` raises.
     """
     nats = {
-        "windows": window_nll(params, tokens, window),
-        "stream": stream_nll(params, tokens),
+        "windows": window_nll(params, tokens, window, end=end),
+        "stream": stream_nll(params, tokens, end),
         "stateless": window_nll(params, tokens, 1),
     }
     if dynamic is not None:
@@ -375,48 +401,68 @@ def evaluate(
     return {name: Scores(each, num_characters) for name, each in nats.items()}
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="end")
 def _nll(
-    params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+    params: Params,
+    inputs: Int[Array, "M B T"],
+    targets: Int[Array, "M B T"],
+    end: int | None = None,
 ) -> Float[Array, "M B T"]:
     """Compute each batch in turn, every row from zero state."""
-    batch_nll = lambda batch: token_nll(apply(params, batch[0])[0], batch[1])
+
+    def batch_nll(batch: tuple[Array, Array]) -> Array:
+        inputs, targets = batch
+        return token_nll(apply(params, inputs, reset=unit_starts(inputs, end))[0], targets)
+
     return jax.lax.map(batch_nll, (inputs, targets))
 
 
-@partial(jax.jit, static_argnames="mesh")
+@partial(jax.jit, static_argnames=("mesh", "end"))
 def _nll_on_mesh(
-    mesh: Mesh, params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"]
+    mesh: Mesh,
+    params: Params,
+    inputs: Int[Array, "M B T"],
+    targets: Int[Array, "M B T"],
+    end: int | None = None,
 ) -> Float[Array, "M B T"]:
     """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
 
-    share = lambda *given: jax.lax.all_gather(_nll(*given), ROWS, tiled=True)
+    share = lambda *given: jax.lax.all_gather(_nll(*given, end=end), ROWS, tiled=True)
     run = jax.shard_map(
         share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
     )
     return run(params, inputs, targets)
 
 
-@partial(jax.jit, static_argnames=("batch_size", "window"))
+@partial(jax.jit, static_argnames=("batch_size", "window", "end"))
 def _random_nll(
-    params: Params, tokens: Int[Array, "N"], keys: Key[Array, "M"], batch_size: int, window: int
+    params: Params,
+    tokens: Int[Array, "N"],
+    keys: Key[Array, "M"],
+    batch_size: int,
+    window: int,
+    end: int | None,
 ) -> Float[Array, "M"]:
     def batch_loss(key: PRNGKeyArray) -> Array:
         inputs, targets = random_crops(key, tokens, batch_size, window)
-        return token_nll(apply(params, inputs)[0], targets).mean()
+        logits, _ = apply(params, inputs, reset=unit_starts(inputs, end))
+        return token_nll(logits, targets).mean()
 
     return jax.lax.map(batch_loss, keys)
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="end")
 def _stream_nll(
-    params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
+    params: Params,
+    inputs: Int[Array, "M 1 T"],
+    targets: Int[Array, "M 1 T"],
+    end: int | None = None,
 ) -> Float[Array, "M 1 T"]:
     """Compute each piece in turn, from the state after the one before it."""
 
     def piece_nll(carry, piece):
         inputs, targets = piece
-        logits, carry = apply(params, inputs, carry)
+        logits, carry = apply(params, inputs, carry, reset=unit_starts(inputs, end))
         return carry, token_nll(logits, targets)
 
     return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]

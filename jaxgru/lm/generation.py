@@ -20,6 +20,7 @@ from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
+from jaxgru.lm.data.units import end_of, end_token
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import check_sampling, generate
@@ -45,6 +46,8 @@ class Options:
       seed: of the random key, from 0 to 2³² − 1; with the same seed, the text is the same.
       stop: the text ends before the first of these strings.
       logits_processor: as for `generate`; its counts are those of the prompt and the new text.
+      unit: `data.unit` of the model's config. The prompt, which may be "", then begins a unit, and
+        the text ends where the unit does; with the carry of another text, the prompt goes on.
     """
 
     num_tokens: int = 400
@@ -56,6 +59,7 @@ class Options:
     seed: int = 0
     stop: Sequence[str] = ()
     logits_processor: Processor | tuple[Processor, ...] = ()
+    unit: str = ""
 
     @property
     def per_token(self) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def stream_text(
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(tokenizer, options)
-    given = _encode(tokenizer, prompt, options)
+    given = _encode(tokenizer, prompt, options, carry is not None)
     if isinstance(model, Params):
         tokens = _Recurrent(model, [given.read], options, [sample], given.first, carry)
     elif carry is None and not options.logits_processor:
@@ -170,7 +174,7 @@ def generate_texts(
     given = []
     for number, prompt in enumerate(prompts, 1):
         try:
-            given.append(_encode(tokenizer, prompt, options))
+            given.append(_encode(tokenizer, prompt, options, goes_on=False))
         except UserError as error:
             raise UserError(f"prompt {number}: {error}") from error
     if not isinstance(model, Params):
@@ -210,11 +214,12 @@ def _batch_texts(
 
 
 class _Prompt(NamedTuple):
-    """What the model reads of a prompt, which tokens may come first, and how their texts begin."""
+    """What a model reads of a prompt, what may come first, how texts begin and where they stop."""
 
     read: Int[np.ndarray, "P"]
     first: Bool[np.ndarray, "V"] | None
     end: str
+    stop: Sequence[str]
 
 
 def _check(tokenizer: Tokenizer, options: Options) -> None:
@@ -230,12 +235,15 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
         )
 
 
-def _encode(tokenizer: Tokenizer, prompt: str, options: Options) -> _Prompt:
+def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) -> _Prompt:
     end, first = tokenizer.may_follow(prompt)
-    known = tokenizer.encode(prompt.removesuffix(end))
+    known, unit = tokenizer.encode(prompt.removesuffix(end)), end_token(tokenizer, options.unit)
+    if unit is not None and not goes_on:
+        known = np.concatenate([np.array([unit], known.dtype), known])
     if len(known) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
-    return _Prompt(known[-1:] if options.last_token_only else known, first, end)
+    stop = options.stop if unit is None else (*options.stop, end_of(options.unit))
+    return _Prompt(known[-1:] if options.last_token_only else known, first, end, stop)
 
 
 def _continuation(
@@ -245,7 +253,7 @@ def _continuation(
     new = tokenizer.continuation(itertools.islice(tokens, options.num_tokens))
     # the prompt ends with it
     new = (text[len(prompt.end) * (i == 0) :] for i, text in enumerate(new))
-    return _until(options.stop, new) if options.stop else new
+    return _until(prompt.stop, new) if prompt.stop else new
 
 
 def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_random_batches_are_those_of_evaluation(measured, monkeypatch):
     assert record.random_batches is None
     said: list[str] = []
     losses = np.array([1.0, 2.0, 4.5, 2.5])
-    monkeypatch.setattr(state_cost, "random_batch_losses", lambda *a: losses)
+    monkeypatch.setattr(state_cost, "random_batch_losses", lambda *a, end: losses)
     monkeypatch.setattr(state_cost, "_text", lambda *a: {})
     record = state_cost.measure(
         params, dataset.tokenizer, dataset, 16, said.append, random_batches=True

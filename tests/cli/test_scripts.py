@@ -32,7 +32,6 @@ from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     ByteTokenizer,
     CharacterTokenizer,
-    WordTokenizer,
 )
 from jaxgru.lm.evaluation import stream_nll, window_loss
 from jaxgru.lm.formats.onnx import save_onnx

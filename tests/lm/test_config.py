@@ -261,6 +261,7 @@ BAD_VALUES = {
     "data.min_count": ["-1", "1.5"],
     "data.encoding": ["utf-9", "hex", ""],
     "data.batches": ["crop"],
+    "data.validation_seed": ["-1", "0.5"],
     "data.validation_fraction": ["1", "-0.1", "nan"],
     "training.epochs": ["0", "-3", "2.5", "many", "9" * 5000],
     "training.steps_per_epoch": ["0"],
@@ -286,7 +287,8 @@ BAD_VALUES = {
 class TestRefusals:
     def test_every_bounded_field_is_tried(self):
         """A field added later must be added here, unless any text will do for it."""
-        free = {"data.corpus", "data.validation", "data.tokenizer_file", "training.init"}
+        free = {"data.corpus", "data.validation", "data.tokenizer_file", "data.unit"}
+        free |= {"training.init"}
         assert set(dotted_names()) - free - set(BAD_VALUES) == set()
 
     @pytest.mark.parametrize("dotted", BAD_VALUES)

@@ -104,6 +104,41 @@ class TestAgainstNumPy:
         np.testing.assert_allclose(nll, expected, rtol=1e-6)
 
 
+class TestUnits:
+    """Token 2 ends a unit: the state is zero before it, as if each unit were a text of its own."""
+
+    @pytest.mark.parametrize("window", [1, 4, 13, N])
+    def test_are_texts_of_their_own(self, params, tokens, window):
+        """Within windows, a state is also zero at the start of each; the stream has none."""
+        resets = [t for t in range(N - 1) if t % window == 0 or tokens[t] == 2]
+        assert (tokens[:-1] == 2).sum() > 3
+        expected = np.concatenate([
+            numpy_gru_losses(params, tokens[begin : end + 1], N)
+            for begin, end in itertools.pairwise([*resets, N - 1])
+        ])  # fmt: skip
+        found = [window_nll(params, tokens, window, end=2)]
+        found += [stream_nll(params, tokens, end=2)] if window == N else []
+        for nll in found:
+            np.testing.assert_allclose(nll, expected, rtol=2e-5)
+
+    def test_in_every_measure(self, params, tokens):
+        """A text of one unit, written eight times: each measure is that of the unit alone."""
+        unit = np.array([2, 5, 0, 1, 6])
+        text, losses = (
+            np.append(np.tile(unit, 8), 2),
+            numpy_gru_losses(params, np.append(unit, 2), N),
+        )
+        assert stream_loss(params, text, 2) == pytest.approx(losses.mean(), rel=1e-5)
+        assert memory_curve(params, text, [10], 2)[10] == pytest.approx(losses.mean(), rel=1e-5)
+        assert random_batch_losses(params, text, 39, KEY, 1, 1, 2) == pytest.approx(
+            [(8 * losses.sum() - losses[-1]) / 39], rel=1e-5
+        )
+        np.testing.assert_allclose(recovery(params, text, 7, 5, end=2), 0, atol=1e-5)
+        scores = evaluate(params, text, 40, window=10, end=2)
+        assert scores["windows"].loss == pytest.approx(losses.mean(), rel=1e-5)
+        assert scores["stream"].loss == pytest.approx(losses.mean(), rel=1e-5)
+
+
 class TestRandomBatches:
     """As nanoGPT evaluates."""
 

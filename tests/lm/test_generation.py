@@ -313,6 +313,34 @@ class TestPromptsOfSubwords:
             assert text.startswith("wh ") and text[3] != " "
 
 
+class TestUnits:
+    """A line begins after a line break, from the zero state, and ends before the next."""
+
+    def test_text_is_one_unit(self, params):
+        free = {prompt: generated(params, f"\n{prompt}") for prompt in ("", "bad")}
+        assert any("\n" in text for text in free.values())
+        for prompt, text in free.items():
+            assert text_of(params, prompt, unit="line") == prompt + text.partition("\n")[0]
+        stop = free["bad"][1]
+        text = text_of(params, "bad", unit="line", stop=[stop])
+        assert text == "bad" + free["bad"].partition("\n")[0].partition(stop)[0]
+
+    def test_a_carry_goes_on_within_the_unit(self, params):
+        options = Options(num_tokens=3, temperature=0, unit="line")
+        story = stream_text(params, TOKENIZER, "a", options)
+        next(story)
+        more = stream_text(params, TOKENIZER, "bad", options, carry=story.carry)
+        whole = "".join(stream_text(params, TOKENIZER, "abad", options))
+        assert "a" + "".join(more) == whole
+        with pytest.raises(UserError, match="the prompt '' gives no token"):
+            stream_text(params, TOKENIZER, "", options, carry=more.carry)
+
+    def test_of_a_separator_that_the_tokenizer_lacks(self, params):
+        says = "data.unit is ';', but a tokenizer of kind characters has no token for ';' alone"
+        with pytest.raises(UserError, match=says):
+            text_of(params, unit=";")
+
+
 class TestDefaultPrompt:
     def test_is_the_studys_for_its_text_only(self):
         tokenizer = CharacterTokenizer.learn("ROMEO: 日本\n")

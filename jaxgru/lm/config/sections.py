@@ -123,6 +123,11 @@ class DataConfig(Section):
         "which then have no such token",
         at_least=0,
     )
+    unit: str = recipe(
+        "",
+        "line, or what stands between two units of the text, such as \\n\\n: the model reads each "
+        "unit from a zero state; empty: the text is one",
+    )
     batches: Literal["crops", "streams"] = recipe(
         "crops",
         "crops: random pieces of the text, each from a zero state; streams: contiguous ones, which "
@@ -130,10 +135,13 @@ class DataConfig(Section):
     )
     validation_fraction: float = recipe(
         0.1,
-        "share of the corpus, at its end, that is held out for validation; with 0, its last tenth "
-        "is used for training and validation",
+        "share of the corpus that is held out for validation: its end or, of units, some that are "
+        "drawn; with 0, a tenth is used for training and validation",
         at_least=0,
         below=1,
+    )
+    validation_seed: int = recipe(
+        0, "seed that draws the units for validation", at_least=0, below=2**32
     )
     validation: str = setting(
         "",

@@ -52,6 +52,11 @@ def stream_windows(
     return parts[:, :-1], parts[:, 1:], window == 0
 
 
+def unit_starts(inputs: Int[Array, "*n"], end: int | None) -> Bool[Array, "*n"] | None:
+    """Return where the state is reset: before each end-of-unit token; None if there is none."""
+    return None if end is None else inputs == end
+
+
 def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:
     """Raise UserError if there are too few tokens for one batch of crops or streams."""
     T, B = training.sequence_length, training.rows_per_step

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError, counted, shown
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
@@ -19,6 +20,14 @@ from jaxgru.lm.data.tokenizers import (
     Tokenizer,
     learn_tokenizer,
     read_tokenizer,
+)
+from jaxgru.lm.data.units import (
+    encode_units,
+    end_token,
+    held_out,
+    joined,
+    separator,
+    split_units,
 )
 
 
@@ -31,7 +40,8 @@ class Dataset:
     """Both splits as int32 tokens, their tokenizer, where the text came from, and its SHA-256.
 
     `num_characters` is the length of the text that validation[1:], the targets, stands for.
-    `sha256` is the corpus's; with `data.validation`, a space and that text's follow.
+    `sha256` is the corpus's; with `data.validation`, a space and that text's follow. `end` is the
+    end-of-unit token, with which both splits begin; None: the text is not read in units.
     """
 
     train: Int[np.ndarray, "N"]
@@ -40,6 +50,7 @@ class Dataset:
     source: str
     num_characters: int
     sha256: str
+    end: int | None = None
 
 
 def load_dataset(
@@ -63,9 +74,9 @@ def load_dataset(
 
     Raises:
       ChangedText: the texts do not have that SHA-256.
-      UserError: the corpus cannot be read, encoded or learned from, or is too short for one batch
-        or for validation; or data.tokenizer_file is not of the kind that data.tokenizer names,
-        unless that is the default.
+      UserError: the corpus cannot be read, encoded or learned from, is too short for one batch or
+        for validation, or does not have two units; or data.tokenizer_file is not of the kind that
+        data.tokenizer names, unless that is the default.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -80,17 +91,21 @@ def load_dataset(
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
     corpora = _corpora(config, kind.reads_bytes, sha256, options)
     texts = [one.text for one in corpora]
+    units = [split_units(text, data.unit) for text in texts] if data.unit else []
+    if units and len(units[0]) < 2:
+        raise UserError(
+            f"data.unit is {shown(data.unit)}, but {corpora[0].source} has no two units with "
+            f"{separator(data.unit)!r} between them."
+        )
+    texts = [joined(each, data.unit) for each in units] or texts
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count or kind.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
-    tokens, *validations = map(tokenizer.encode, texts)
-    if validations:
-        train, [validation] = tokens, validations
-        before = validation[:1]
+    end = end_token(tokenizer, data.unit)
+    if units:
+        train, validation, num_characters = _in_units(config, tokenizer, units)
     else:
-        begun, validation = split(tokens, data.validation_fraction or 0.1)
-        train = begun if data.validation_fraction else tokens
-        before = tokens[: len(begun) + 1]
+        train, validation, num_characters = _in_one(config, tokenizer, texts)
     check_length(len(train), config.training, data.batches, "the training split")
     if len(validation) < 2:
         raise UserError(
@@ -108,10 +123,42 @@ def load_dataset(
             tokenizer_file=_place(data.tokenizer_file),
         ),
     )
-    num_characters = len(texts[-1]) - tokenizer.num_characters(before, texts[-1])
     source = " and ".join(one.source for one in corpora)
     found = " ".join(one.sha256 for one in corpora)
-    return config, Dataset(train, validation, tokenizer, source, num_characters, found)
+    return config, Dataset(train, validation, tokenizer, source, num_characters, found, end)
+
+
+Split: TypeAlias = tuple[Int[np.ndarray, "N"], Int[np.ndarray, "M"], int]
+
+
+def _in_one(config: Config, tokenizer: Tokenizer, texts: list[str]) -> Split:
+    """Return the tokens to train and validate on, and the characters of the latter's targets."""
+    fraction = config.data.validation_fraction
+    tokens, *validations = map(tokenizer.encode, texts)
+    if validations:
+        train, [validation] = tokens, validations
+        before = validation[:1]
+    else:
+        begun, validation = split(tokens, fraction or 0.1)
+        train = begun if fraction else tokens
+        before = tokens[: len(begun) + 1]
+    return train, validation, len(texts[-1]) - tokenizer.num_characters(before, texts[-1])
+
+
+def _in_units(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> Split:
+    """Return what `_in_one` returns, of texts in units; without a second text, some are drawn."""
+    data, (train, *validations) = config.data, texts
+    if validations:
+        [validation] = validations
+    else:
+        drawn = held_out(len(train), data.validation_fraction or 0.1, data.validation_seed)
+        validation = [unit for unit, out in zip(train, drawn, strict=True) if out]
+        if data.validation_fraction:
+            train = [unit for unit, out in zip(train, drawn, strict=True) if not out]
+    tokens, _ = encode_units(tokenizer, train, data.unit)
+    if config.training.random_offset:  # a ring, whose last token comes before its first one
+        tokens = tokens[1:]
+    return tokens, *encode_units(tokenizer, validation, data.unit)
 
 
 def _corpora(

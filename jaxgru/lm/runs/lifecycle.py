@@ -218,7 +218,8 @@ class _Run:
                 self._on_interrupt,
             )
             splits = self.dataset.train, self.dataset.validation
-            _, params = fit(self.config, state, best, progress, *splits, observer, self.mesh)
+            how = observer, self.mesh, self.dataset.end
+            _, params = fit(self.config, state, best, progress, *splits, *how)
             if is_first():
                 self._show(status="writing samples")
                 self._finish(params, progress)
@@ -236,9 +237,10 @@ class _Run:
         print_labelled("device", f"{self.mesh.size} × {jax.devices()[0].device_kind}{processes}")
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
         if not data.validation and not data.validation_fraction:
+            tenth = "a tenth of the units" if data.unit else "the text's last tenth"
             console.print(
-                "Nothing is held out: the validation loss is that of the text's last tenth, which "
-                "is trained on, too."
+                f"Nothing is held out: the validation loss is that of {tenth}, which is trained "
+                "on, too."
             )
 
     def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
@@ -295,7 +297,7 @@ class _Run:
             save_safetensors(path, params, self.config, tokenizer, text_sha256)
 
     def _finish(self, params: Params, progress: Progress) -> None:
-        text = write_samples(self.folder, params, self.info, self.dataset.tokenizer)
+        text = write_samples(self.folder, params, self.config, self.info, self.dataset.tokenizer)
         patience, epoch = self.config.training.patience, progress.best_epoch
         best, last = progress.best_val_loss, progress.records[-1].val_loss
         if epoch == progress.epoch:

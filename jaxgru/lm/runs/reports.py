@@ -134,18 +134,23 @@ class Events:
         self._writer.flush()
 
 
-def write_samples(run: Path, params: Params, info: RunInfo, tokenizer: Tokenizer) -> str:
+def write_samples(
+    run: Path, params: Params, config: Config, info: RunInfo, tokenizer: Tokenizer
+) -> str:
     """Write samples.txt: text from one prompt, stateless and stateful, greedy and not.
+
+    Of a model of units, each is a unit.
 
     Returns the last of the texts: stateful, at temperature 0.8.
     """
-    prompt = default_prompt(info.text_sha256, tokenizer)
+    unit = config.data.unit
+    prompt = "" if unit else default_prompt(info.text_sha256, tokenizer)
     parts, text = [], ""
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
             how = "stateful" if stateful else "stateless"
             how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
-            options = Options(NUM_TOKENS, temperature, stateful=stateful)
+            options = Options(NUM_TOKENS, temperature, stateful=stateful, unit=unit)
             text = "".join(stream_text(params, tokenizer, prompt, options))
             parts.append(f"--- {how}\n{text}\n")
     write_text(run / "samples.txt", "\n".join(parts))

@@ -59,6 +59,7 @@ def fit(
     val_tokens: Int[AnyArray, "M"],
     observer: Observer,
     mesh: Mesh | None = None,
+    end: int | None = None,
 ) -> tuple[TrainState, Params]:
     """Train from the given state and progress to the end of the config's epochs.
 
@@ -70,6 +71,7 @@ def fit(
       best: the best epoch's parameters, if a run is resumed; None: no epoch is finished.
       progress: is updated in place.
       mesh: the devices that share each batch and the validation; None: the default device.
+      end: the end-of-unit token, before which the state is set to zero; None: there is none.
 
     Returns:
       The last state, and the parameters that are the result.
@@ -84,7 +86,7 @@ def fit(
         state = shard(state, state_shardings(state, mesh, training))
         tokens = shard(tokens, NamedSharding(mesh, P()))
     # No step, so that tokens per second exclude compilation
-    state, *_ = train_steps(training, state, tokens, jnp.int32(0), mesh)
+    state, *_ = train_steps(training, state, tokens, jnp.int32(0), mesh, end)
     progress.finished = progress.is_over(training)
     while not progress.finished:
         chunk = 1
@@ -94,7 +96,7 @@ def fit(
                 raise KeyboardInterrupt
             started = time.perf_counter()
             chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
-            state, losses, n = train_steps(training, state, tokens, jnp.int32(chunk), mesh)
+            state, losses, n = train_steps(training, state, tokens, jnp.int32(chunk), mesh, end)
             losses = np.asarray(losses)[: int(n)].tolist()
             seconds = time.perf_counter() - started
             if not math.isfinite(losses[-1]):
@@ -114,7 +116,7 @@ def fit(
 
         observer.on_validation(progress.epoch)
         step, T = int(state.step), training.sequence_length
-        val_loss = window_loss(state.evaluated, val_tokens, T, mesh)
+        val_loss = window_loss(state.evaluated, val_tokens, T, mesh, end)
         val_loss = from_first(val_loss)  # so that all processes decide alike
         if not math.isfinite(val_loss):
             raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")

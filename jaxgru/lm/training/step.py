@@ -19,7 +19,7 @@ from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.implementations import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
-from jaxgru.lm.data.batching import random_crops, stream_windows
+from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
 from jaxgru.lm.model import (
     ModelCarry,
     Params,
@@ -102,6 +102,7 @@ def loss_fn(
     remat: bool = False,
     carry: ModelCarry | None = None,
     implementation: str = "auto",
+    end: int | None = None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
@@ -110,25 +111,27 @@ def loss_fn(
         sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
       carry: the state before the batch; None: zeros.
       implementation: how the layers are computed, `training.implementation` of a config.
+      end: the end-of-unit token, before which the state is set to zero; None: there is none.
 
     Raises as `apply`.
     """
     if not remat:
-        logits, carry = apply(params, inputs, carry, dropout, implementation)
+        reset = unit_starts(inputs, end)
+        logits, carry = apply(params, inputs, carry, dropout, implementation, reset=reset)
         return token_nll(logits, targets).mean(), carry
     dropout = seeded(dropout, params.layers)
     weights = rounded_inside(params)
 
     def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
         steps, inputs, targets = of_segment
-        here = at_step(dropout, steps[0])
-        logits, carry = apply(weights(), inputs.T, carry, here, implementation)
+        here, reset = at_step(dropout, steps[0]), unit_starts(inputs.T, end)
+        logits, carry = apply(weights(), inputs.T, carry, here, implementation, reset=reset)
         return carry, token_nll(logits, targets.T).T
 
     B, T = inputs.shape
     start = initial_carry(params, B) if carry is None else carry
-    end, nll = in_segments(segment, start, (jnp.arange(T), inputs.T, targets.T))
-    return nll.mean(), end
+    last, nll = in_segments(segment, start, (jnp.arange(T), inputs.T, targets.T))
+    return nll.mean(), last
 
 
 def train_step(
@@ -136,13 +139,15 @@ def train_step(
     state: TrainState,
     tokens: Int[Array, "N"],
     mesh: Mesh | None = None,
+    end: int | None = None,
 ) -> tuple[TrainState, Float[Array, ""]]:
     """Compute one optimizer step on one batch; return the new state, and the loss before the step.
 
     The batch is random crops. If the state has a carry, it is the next windows of the streams
     (`stream_windows`), which start from the state after the previous windows; the gradient stops at
     a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
-    Computation 2(4)). With `reset_probability`, some rows start from zeros instead.
+    Computation 2(4)). With `reset_probability`, some rows start from zeros instead. With an
+    end-of-unit token `end`, the state is also set to zero before each of these tokens.
 
     With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
     equal those of the whole batch up to the rounding of one sum. The tokens are then on all
@@ -183,7 +188,7 @@ def train_step(
                 if training.compute_dtype != "float32":
                     params = round_weights(params, training.compute_dtype)
                 how = training.remat, carry, training.implementation
-                return loss_fn(params, inputs, targets, dropout, *how)
+                return loss_fn(params, inputs, targets, dropout, *how, end)
 
             (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return (value, grads), None if carry is None else new_carry
@@ -272,13 +277,14 @@ def mean_of_micro_batches(
     return in_dtypes_of(means, jax.tree.map(lambda t: t / number, total)), joined
 
 
-@partial(jax.jit, static_argnames=("training", "mesh"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("training", "mesh", "end"), donate_argnames="state")
 def train_steps(
     training: TrainingConfig,
     state: TrainState,
     tokens: Int[Array, "N"],
     num_steps: Int[Array, ""],
     mesh: Mesh | None = None,
+    end: int | None = None,
 ) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
     """Compute up to MAX_CHUNK steps on the device; stop after a loss that is not finite.
 
@@ -294,7 +300,7 @@ def train_steps(
 
     def body(loop: tuple) -> tuple:
         state, losses, i = loop
-        state, loss = train_step(training, state, tokens, mesh)
+        state, loss = train_step(training, state, tokens, mesh, end)
         return state, losses.at[i].set(loss), i + 1
 
     losses = jnp.zeros(MAX_CHUNK, jax.tree.leaves(state.params)[0].dtype)

@@ -1,5 +1,7 @@
 """What a run leaves on disk. tests/faults shows that no interruption changes a bit of it."""
 
+import csv
+import itertools
 import json
 import shlex
 import struct
@@ -7,7 +9,7 @@ import struct
 import chex
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import TINY, numpy_gru_losses, slow
 from tensorboardX.proto.event_pb2 import Event
 
 import jaxgru
@@ -96,6 +98,45 @@ def test_each_model_has_the_loss_that_was_recorded(run):
     np.testing.assert_allclose(measured, recorded, rtol=1e-6)
     assert len(set(recorded)) == 3
     chex.assert_trees_all_equal(result, epochs[int(np.argmin(recorded))])
+
+
+@pytest.mark.parametrize("batches", ["crops", *slow("streams")])
+def test_a_run_of_units(tmp_path, script, batches):
+    """Validated, resumed, sampled and evaluated in lines; of both texts, each line by itself."""
+    lines = [f"{a} and {b}\n" for a in ("anna", "bob", "cy") for b in range(100)]
+    (tmp_path / "lines.txt").write_text("".join(lines))
+    options = {"data.unit": "line", "data.batches": batches, "name": "lines"}
+    options |= {"data.corpus": str(tmp_path / "lines.txt")}
+    run = start_run(load_config("astra_alpha", TINY | options), tmp_path)
+    resume_run(run, {"training.epochs": 3})
+    params, config, tokenizer = jaxgru.lm.load(run)
+    _, dataset = load_dataset(config, tokenizer)
+    ends = np.flatnonzero(dataset.validation == tokenizer.encode("\n"))
+    each = [
+        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
+        for begin, end in itertools.pairwise(ends)
+    ]
+    assert len(each) == 30
+    resets = sorted({*ends[:-1], *range(0, ends[-1], 16)})
+    windows = [
+        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
+        for begin, end in itertools.pairwise([*resets, ends[-1]])
+    ]
+    recorded = [record["val_loss"] for record in records(run)]
+    assert recorded[-1] == pytest.approx(np.concatenate(windows).mean(), rel=1e-5)
+    assert (run / "samples.txt").read_text().count("\n") == 4 * 2 + 3
+    done = script("sample", run, "--prompt", "ann", "--temperature", 0)
+    assert done.out.startswith("ann") and done.out.count("\n") == 1
+    (tmp_path / "held.txt").write_text(tokenizer.decode(dataset.validation[1:]))
+    scores = tmp_path / "scores.csv"
+    for text in ((), ("--text", tmp_path / "held.txt")):
+        done = script("evaluate", run, *text, "--output", scores)
+        assert done.code == 0 and "only where a unit begins" in done.out
+        nats = [float(row[2]) for row in csv.reader(scores.open(newline="")) if row[2] != "nats"]
+        np.testing.assert_allclose(nats, np.concatenate(each), rtol=1e-4)
+        scores.unlink()
+    done = script("evaluate", run, "--dynamic")
+    assert done.code == 2 and "--dynamic reads a text as one stream" in done.err
 
 
 def test_a_path_is_printed_as_it_is(capsys):

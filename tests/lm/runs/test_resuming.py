@@ -58,7 +58,7 @@ class TestBound:
         [
             ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
             ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
-            ("seed = 0", "seed = 1", "training.seed = 0, and this is 1; set it back, or start"),
+            ("\nseed = 0", "\nseed = 1", "training.seed = 0, and this is 1; set it back, or start"),
             ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
             ("state_dropout = 0.1", "state_dropout = 0.2", "state_dropout = 0.1, and this is 0.2"),
         ],

@@ -1,6 +1,7 @@
 """The recipe against formulas worked out by hand, and runs that stop, stall or blow up."""
 
 import dataclasses
+import itertools
 import math
 import re
 from functools import partial
@@ -16,7 +17,7 @@ from random_models import by_gate, random_params
 from jaxgru.cells import CELLS
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
-from jaxgru.lm.data.batching import stream_windows
+from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import apply, init, initial_carry, token_nll
 from jaxgru.lm.training import (
     NonFiniteLoss,
@@ -250,10 +251,10 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     progress, state = Progress(), init_state(config.model, config.training)
     original = step.train_step
 
-    def spoilt(recipe, state, tokens, mesh):
+    def spoilt(recipe, state, *given):
         infinite = jnp.where(state.step == bad_step, jnp.inf, 0.0)
         params = state.params.replace(embedding=state.params.embedding + infinite)
-        return original(recipe, state.replace(params=params), tokens, mesh)
+        return original(recipe, state.replace(params=params), *given)
 
     monkeypatch.setattr(step, "train_step", spoilt)
     with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
@@ -439,6 +440,61 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
         assert any(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(state.carry))
     for end in ends[1:]:
         chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batches, options", [
+    ("streams", {}), ("crops", {}),
+    ("streams", {"remat": True, "gradient_accumulation": 3, "batch_size": 1}),
+])  # fmt: skip
+def test_units_against_a_plain_loop_over_them(batches, options):
+    """Four steps in float64, in which token 0 ends a unit: loss, gradient and state.
+
+    Each unit is computed by itself, from zeros; the first one of a row of a stream goes on from the
+    row's last state. AdamW's first moment has the gradients.
+    """
+    T, B = 9, 3
+    sizes = {"batch_size": B, "sequence_length": T, "state_dropout": 0.0, "max_grad_norm": 1e9}
+    recipe = dataclasses.replace(CONFIG.training, **sizes | options)
+
+    def loss(params, carry, inputs, targets):
+        total, after = 0.0, []
+        for row in range(B):
+            x, y = inputs[row : row + 1], targets[row : row + 1]
+            state = jax.tree.map(lambda c, row=row: c[row : row + 1], carry)
+            begins = sorted({0, *np.flatnonzero(x[0] == 0), T})
+            for begin, end in itertools.pairwise(begins):
+                state = initial_carry(params, 1) if x[0, begin] == 0 else state
+                logits, state = apply(params, x[:, begin:end], state)
+                total += token_nll(logits, y[:, begin:end]).sum() / (B * T)
+            after.append(state)
+        return total, jax.tree.map(lambda *rows: jnp.concatenate(rows), *after)
+
+    with jax.enable_x64(True):
+        params = random_params(CONFIG.model, dtype="float64")
+        state = init_state(CONFIG.model, recipe, batches)
+        carry = zeros = initial_carry(params, B)
+        fresh = None if state.carry is None else jax.tree.map(jnp.copy, zeros)
+        opt_state = optimizer(recipe).init(params)
+        state = state.replace(params=params, opt_state=opt_state, carry=fresh)
+        moment, plain = jax.tree.map(jnp.zeros_like, params), jax.value_and_grad(loss, has_aux=True)
+        ends = 0
+        for step in range(4):
+            if batches == "streams":
+                inputs, targets, _ = stream_windows(jnp.asarray(TOKENS), jnp.int32(step), B, T)
+            else:
+                key, _ = jax.random.split(jax.random.fold_in(state.key, step))
+                inputs, targets = random_crops(key, jnp.asarray(TOKENS), B, T)
+                carry = zeros
+            inputs, targets = np.asarray(inputs), np.asarray(targets)
+            ends += (inputs[:, 1:] == 0).sum()
+            (value, carry), grads = plain(state.params, carry, inputs, targets)
+            moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
+            state, losses, _ = train_steps(recipe, state, TOKENS, 1, end=0)
+            assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
+            chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
+            if batches == "streams":
+                chex.assert_trees_all_close(state.carry, carry, rtol=1e-9)
+        assert ends > 20
 
 
 def test_every_regularizer_against_a_plain_loop():

@@ -62,8 +62,9 @@ class CharacterTokenizer(Tokenizer):
         return json.dumps({"characters": self.vocabulary, **unknown}, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        lacking = set(text) - set(self._token_of)
-        if lacking and self.unknown is None:
-            raise lacks(counted(self.vocab_size, "character"), lacking)
-        token_of = self._token_of | dict.fromkeys(lacking, self.unknown)
+        token_of = self._token_of
+        if lacking := set(text).difference(token_of):  # as fast for a short text
+            if self.unknown is None:
+                raise lacks(counted(self.vocab_size, "character"), lacking)
+            token_of = token_of | dict.fromkeys(lacking, self.unknown)
         return np.fromiter(map(token_of.__getitem__, text), np.int32, len(text))

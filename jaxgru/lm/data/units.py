@@ -1,0 +1,99 @@
+"""Units of a text, such as lines: each is read from a zero state, and ends with one token.
+
+The tokens of a text in units begin with that token, too, so that the first token of each unit is
+predicted after it:
+
+    ⏎ a n n a ⏎ b o b ⏎        the state is set to zero before each ⏎ is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxgru.errors import UserError, shown
+from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+
+RECORD_SEPARATOR = "\x1e"  # of ASCII, U+001E
+
+
+def separator(unit: str) -> str:
+    """Return what stands between two units of a text: that of a line is a line break."""
+    return "\n" if unit == "line" else unit
+
+
+def end_of(unit: str) -> str:
+    """Return the character that a model reads as the end of a unit, so that it is one token.
+
+    It is the separator or, for one of several characters, U+001E.
+    """
+    between = separator(unit)
+    return between if len(between) == 1 else RECORD_SEPARATOR
+
+
+def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
+    """Return the token that ends a unit; None if the text is not read in units.
+
+    Raises:
+      TokenizerError: the tokenizer has no such token.
+    """
+    if not unit:
+        return None
+    end = end_of(unit)
+    try:
+        tokens = tokenizer.encode(end)
+    except TokenizerError:
+        tokens = np.zeros(0, np.int32)
+    if len(tokens) != 1 or tokenizer.decode(tokens) != end:
+        raise TokenizerError(
+            f"data.unit is {shown(unit)}, but a tokenizer of kind {tokenizer.kind} has no token "
+            f"for {end!r} alone; choose another data.unit or data.tokenizer."
+        )
+    return int(tokens[0])
+
+
+def split_units(text: str, unit: str) -> list[str]:
+    """Return a text's units, without their ends; the last one need not have one.
+
+    Raises:
+      UserError: the text has U+001E where that is to be the end of a unit.
+    """
+    units = text.split(separator(unit))
+    if end_of(unit) != separator(unit) and RECORD_SEPARATOR in text:
+        raise UserError(
+            f"data.unit is {shown(unit)}, which a model reads as U+001E, but the text has that "
+            "character, too; remove it, or choose a data.unit of one character."
+        )
+    return units if units[-1] else units[:-1]
+
+
+def joined(units: Sequence[str], unit: str) -> str:
+    """Return units as the text that a model reads, each with its end."""
+    return "".join(f"{one}{end_of(unit)}" for one in units)
+
+
+def encode_units(
+    tokenizer: Tokenizer, units: Sequence[str], unit: str
+) -> tuple[Int[np.ndarray, "N"], int]:
+    """Return the tokens of units, each encoded by itself, with the end-of-unit token around each.
+
+    Returns also the number of characters of the text that all tokens but the first stand for.
+
+    Raises:
+      TokenizerError: a unit cannot be encoded, or the tokenizer has no end-of-unit token.
+    """
+    ends = np.array([end_token(tokenizer, unit)], np.int32)
+    parts = [ends]
+    for one in units:
+        parts += [tokenizer.encode(one), ends]
+    return np.concatenate(parts), len("".join(units)) + len(units) * len(separator(unit))
+
+
+def held_out(number: int, fraction: float, seed: int) -> Bool[np.ndarray, "N"]:
+    """Draw which of N units are for validation: that fraction of them, but at least one."""
+    rng = np.random.RandomState(seed)  # which draws the same in all versions of NumPy
+    mask = np.zeros(number, bool)
+    mask[rng.permutation(number)[: max(1, round(fraction * number))]] = True
+    return mask
