@@ -22,8 +22,8 @@ from jaxgru.cells.base import (
     LSTMState,
     Recurrence,
     Size,
-    check_named,
     described,
+    named,
     register,
     struct,
 )
@@ -69,10 +69,10 @@ def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layou
 
     Raises:
       TypeError: the parameters are not of a cell.
-      ValueError: the state of an LSTM is no `LSTMState`.
+      ValueError: the parts of an LSTM's state are not named.
     """
     start = jax.eval_shape(lambda: cell_of(params).zero_carry(1))
-    check_named("the carry", carry, type(start))
+    carry = named("the carry", carry, type(start))
     dtype = hidden(carry).dtype
     params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
     return params.step(layout, carry, params.inputs(x))

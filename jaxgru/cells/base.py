@@ -284,19 +284,28 @@ class AnyLSTM(Cell):
         return LSTMState(zeros(known[1]), zeros(len(self.b) // 4))  # each can be donated
 
 
-def check_named(name: str, state: Any, wanted: type) -> None:
-    """Raise ValueError if a layer's state has named parts, and this one does not name them.
+def named(name: str, state: Any, wanted: type) -> Any:
+    """Return a layer's state; one with named parts may be a dict, as checkpoints return it.
 
-    By position, a pair in Flax's order, (c, h), would be taken for (h, c).
+    Raises:
+      ValueError: the parts have names, and this state does not name them. By position, a pair in
+        Flax's order, (c, h), would be taken for (h, c).
     """
     fields = getattr(wanted, "_fields", None)
-    if fields and not isinstance(state, wanted):
+    if not fields or isinstance(state, wanted):
+        return state
+    if isinstance(state, dict):
+        if state.keys() == set(fields):
+            return wanted(**state)
+        seen = f"a dict with the keys {', '.join(map(shown, state))}"
+    else:
         seen = f"an array {state.shape}" if hasattr(state, "shape") else a_type(state)
-        parts = ", ".join(f"{field}=…" for field in fields)
-        how = ", restored with initial_carry's as the target" if isinstance(state, dict) else ""
-        raise ValueError(
-            f"{name} of a layer is {seen}; it must be {wanted.__name__}({parts}){how}."
-        )
+    parts = ", ".join(f"{field}=…" for field in fields)
+    keys = " and ".join(fields)
+    raise ValueError(
+        f"{name} of a layer is {seen}; it must be {wanted.__name__}({parts}), or a dict with the "
+        f"keys {keys}."
+    )
 
 
 def vary_alike(tree: Any) -> Any:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell, cell_of, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Size, check_named, described, widest
+from jaxgru.cells.base import AnyArray, Size, described, named, widest
 from jaxgru.cells.products import Lookup
 from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
@@ -210,9 +210,9 @@ def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> t
       alone: the carry is that of one sequence, without the batch axis.
 
     Raises:
-      ValueError: the state of an LSTM is no `LSTMState`; its shapes do not fit the layers and the
-        batch; its dtype is not floating-point or is narrower than the layers'; or the parts of an
-        entry have different dtypes.
+      ValueError: the parts of an LSTM's state are not named; its shapes do not fit the layers and
+        the batch; its dtype is not floating-point or is narrower than the layers'; or the parts of
+        an entry have different dtypes.
     """
     carry, seen = _arrays("the carry", carry, like, one)
     wanted = jax.tree.map(lambda leaf: leaf.shape[alone:], _as_tuples(like))
@@ -245,7 +245,7 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
       carry: `initial` is converted to its dtypes; None: to those of `like`.
 
     Raises:
-      ValueError: the state of an LSTM is no `LSTMState`; the shapes do not fit; or it is not
+      ValueError: the parts of an LSTM's state are not named; the shapes do not fit; or it is not
         floating-point.
     """
     initial, seen = _arrays("initial", initial, like, one)
@@ -272,8 +272,8 @@ def _arrays(name: str, carry: Any, like: Any, one: bool) -> tuple[list[AnyArray]
     """Return a carry's arrays, and their shapes in tuples with an entry per layer."""
     carry = (carry,) if one else carry
     if isinstance(carry, list | tuple):
-        for entry, like_entry in zip(carry, like, strict=False):
-            check_named(name, entry, type(like_entry))
+        known = [named(name, *pair) for pair in zip(carry, map(type, like), strict=False)]
+        carry = (*known, *carry[len(known) :])
     arrays = jax.tree.map(partial(as_array, name), _as_tuples(carry))
     return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
 

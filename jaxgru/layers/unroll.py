@@ -74,8 +74,8 @@ def unroll(
         the results nor any other argument has the axis B. Or a `jaxgru.cells.Lookup` of row
         numbers (B, T) of a table (V, F), such as tokens and an embedding.
       carry: the state before the first step, as returned here or by `initial_carry`: h (B, H) for
-        one layer, an `LSTMState` (h, c) for an LSTM, a tuple of these for a list of layers. None:
-        `initial`.
+        one layer, an `LSTMState` (h, c) for an LSTM (or a dict with the keys h and c), a tuple of
+        these for a list of layers. None: `initial`.
       reset: (B, T), True at the first step of an episode, in time. No state crosses from one
         episode to another: the carry is set to `initial` before that step or, with `reverse`, after
         it. The carry that `reverse` returns is always that after step 0; if an episode begins
