@@ -27,7 +27,7 @@ from jaxgru.cells import (
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.stack import ResidualStack, init_stack
-from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
+from jaxgru.layers.unroll import bidirectional, initial_carry, round_weights, step, unroll
 
 if TYPE_CHECKING:
     from jaxgru import lm
@@ -39,7 +39,7 @@ __all__ = [
     "MinGRUParams", "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams",
     "ResetBeforeGRUParams", "ResidualStack", "UserError", "bidirectional", "cells", "init_gru",
     "init_lstm", "init_min_gru", "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry",
-    "libraries", "lm", "step", "unroll",
+    "libraries", "lm", "round_weights", "step", "unroll",
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from jaxgru.layers.arguments import as_flags, as_jax
 from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
+from jaxgru.layers.unroll import round_weights as rounded
 from jaxgru.layers.unroll import step as step_of_layers
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import as_tokens
@@ -115,11 +116,7 @@ def round_weights(params: Params, dtype: DTypeLike) -> Params:
     Products with them then take operands of that dtype and return the biases' dtype, which is also
     the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup.
     """
-
-    def rounded(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, tree)
-
-    layers, head = rounded(params.layers), rounded(params.head)
+    layers, head = (rounded(part, dtype) for part in (params.layers, params.head))
     return dataclasses.replace(params, layers=layers, head=head)
 
 

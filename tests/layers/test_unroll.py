@@ -335,6 +335,22 @@ def test_a_batch_without_rows(kind):
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
 
+def test_rounded_weights_are_multiplied_as_an_equation_says():
+    """An RNN in float64, whose products take operands that are rounded to bfloat16."""
+    layer = random_like(jax.eval_shape(lambda: jaxgru.init_rnn(KEY, F, H, dtype="float32")), 3)
+    x = random_like(np.zeros((2, 5, F), np.float32), 1)
+    narrow = lambda a: np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64)
+    h, expected = np.zeros((2, H)), []
+    for now in x.swapaxes(0, 1):
+        of_h = narrow(h.astype(np.float32)) @ narrow(layer.U)
+        h = np.tanh(narrow(now) @ narrow(layer.W) + of_h + layer.b)
+        expected.append(h)
+    y, carry = jaxgru.unroll(jaxgru.round_weights(layer, jnp.bfloat16), x)
+    assert y.dtype == carry.dtype == np.float32
+    # Rounding of float32 alone; a state that is rounded otherwise would differ by 2⁻⁹
+    np.testing.assert_allclose(y, np.stack(expected, 1), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_forms_of_the_same_call(kind):
     """One layer is a list of one; time-major is transposed; `initial` may lack the batch axis.
@@ -535,6 +551,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (lambda x: jaxgru.unroll(GRU, x[..., :2]), "x has 2 features per step; the layer takes 3"),
         (lambda x: jaxgru.unroll([], x), "contains no layers"),
+        (lambda x: jaxgru.round_weights(GRU, int), "dtype is <class 'int'>; it must be floating"),
         (lambda x: jaxgru.unroll(GRU, x, jnp.zeros((3, H))), "the carry's shapes are (3, 4), but"),
         *[
             (
