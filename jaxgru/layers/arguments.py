@@ -54,18 +54,18 @@ def as_input(x: Any) -> Any:
     """Return the input of `unroll` or `bidirectional` as an array.
 
     Raises:
-      ValueError: it is not floating-point, or has neither two nor three axes.
+      ValueError: it is not floating-point, or has fewer than two axes.
     """
     if isinstance(x, Lookup):
         table, ids = (as_jax("x", part) for part in x)
-        if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim not in (1, 2):
+        if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim < 1:
             raise ValueError(
                 f"x is a Lookup of {ids.dtype} {ids.shape} in {table.dtype} {table.shape}; the ids "
                 "must be (B, T), and the table floating-point."
             )
         return Lookup(table, ids)
     x = as_array("x", x)
-    if x.ndim not in (2, 3) or not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
             "time_major=True, or (T, F) for one sequence."
@@ -202,12 +202,14 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
     return H
 
 
-def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> tuple:
+def as_carry(
+    carry: Any, like: Any, one: bool = False, batch: Sequence[Size] | None = None
+) -> tuple:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
     Args:
       one: the carry is that of a single layer, not in a tuple.
-      alone: the carry is that of one sequence, without the batch axis.
+      batch: its batch axes, which become one; None: it has one.
 
     Raises:
       ValueError: the parts of an LSTM's state are not named; its shapes do not fit the layers and
@@ -215,12 +217,13 @@ def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> t
         an entry have different dtypes.
     """
     carry, seen = _arrays("the carry", carry, like, one)
-    wanted = jax.tree.map(lambda leaf: leaf.shape[alone:], _as_tuples(like))
+    batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
+    wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
     if seen != wanted:
         if one:
             seen, wanted = seen[0], wanted[0]
         raise ValueError(
-            f"the carry's shapes are {seen}, but these layers and this batch need {wanted}: "
+            f"the carry's shapes are {seen}, but these layers and the batch {batch} need {wanted}: "
             "one entry per layer, made by initial_carry or returned by the step before."
         )
     carry = jax.tree.unflatten(jax.tree.structure(like), carry)
@@ -234,14 +237,16 @@ def as_carry(carry: Any, like: Any, one: bool = False, alone: bool = False) -> t
         if len(dtypes) > 1:
             names = " and ".join(sorted(map(str, dtypes)))
             raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
-    return jax.tree.map(lambda leaf: leaf[None], carry) if alone else carry
+    if len(batch) == 1:
+        return carry
+    return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), carry, like)
 
 
-def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) -> tuple:
+def as_initial(initial: Any, like: Any, one: bool, carry: Any, batch: tuple[Size, ...]) -> tuple:
     """Return `initial` in the form of `like`, with the batch axis.
 
     Args:
-      one: as for `as_carry`.
+      one: as for `as_carry`; likewise `batch`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
 
     Raises:
@@ -249,7 +254,7 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
         floating-point.
     """
     initial, seen = _arrays("initial", initial, like, one)
-    wanted = jax.tree.map(jnp.shape, _as_tuples(like))
+    wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
     without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], _as_tuples(like))
     if seen not in (wanted, without_batch):
         if one:
@@ -262,7 +267,9 @@ def as_initial(initial: Any, like: Any, one: bool = False, carry: Any = None) ->
     def widened(leaf: Any, carried: Any) -> Array:
         if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
-        return jnp.broadcast_to(jnp.asarray(leaf, jnp.result_type(carried)), carried.shape)
+        leaf = jnp.asarray(leaf, jnp.result_type(carried))
+        leaf = leaf.reshape(carried.shape) if seen == wanted else leaf
+        return jnp.broadcast_to(leaf, carried.shape)
 
     initial = jax.tree.unflatten(jax.tree.structure(like), initial)
     return jax.tree.map(widened, initial, like if carry is None else carry)

@@ -6,6 +6,7 @@ Batch-major. `implementations.py` decides who computes, time-major; the transpos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,8 +76,10 @@ def unroll(
         also adds its input to its output.
       x: the input (B, T, F): rows of the batch, steps, features. It is floating-point, and is
         converted to the dtype of the layer's biases. One sequence may come as (T, F); then neither
-        the results nor any other argument has the axis B. Or a `jaxgru.cells.Lookup` of row
-        numbers (B, T) of a table (V, F), such as tokens and an embedding.
+        the results nor any other argument has the axis B. There may also be several batch axes, as
+        in (E, A, T, F) or, with `time_major`, (T, E, A, F); all arguments and results then have
+        them in place of B. Or a `jaxgru.cells.Lookup` of row numbers (B, T) of a table (V, F), such
+        as tokens and an embedding.
       carry: the state before the first step, as returned here or by `initial_carry`: h (B, H) for
         one layer, an `LSTMState` (h, c) for an LSTM (or a dict with the keys h and c), a tuple of
         these for a list of layers. None: `initial`.
@@ -126,29 +129,36 @@ def unroll(
 
 
 class _Sequences(NamedTuple):
-    """The input of `unroll` or `bidirectional`, time-major, with the batch axis.
+    """The input of `unroll` or `bidirectional`, time-major, with one batch axis.
 
-    reset, real: (T, B), as in `Marks`. mask: real, if it was given as `mask`. alone: x was one
-    sequence. time_major: x came time-major.
+    reset, real: (T, B), as in `Marks`. mask: real, if it was given as `mask`. batch: the batch axes
+    that x had. axis: where it had its steps, before the batch axes or after them.
     """
 
     x: Any  # an array or a `Lookup`
     reset: Array | None
     real: Array | None
     mask: Array | None
-    alone: bool
-    time_major: bool
+    batch: tuple[Size, ...]
+    axis: int
 
     def left(self, tree: Any) -> Any:
         """Return outputs (T, B, …) with the axes that the input had."""
-        if self.alone:
-            return jax.tree.map(lambda h: h[:, 0], tree)
-        return tree if self.time_major else jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), tree)
+        if self.axis:
+            tree = jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), tree)
+        return self.of_rows(tree, 0 if self.axis else 1)
+
+    def of_rows(self, tree: Any, axis: int) -> Any:
+        """Return what has the axis B, with the batch axes of the input in its place."""
+        if len(self.batch) == 1:
+            return tree
+        split = lambda h: h.reshape(*h.shape[:axis], *self.batch, *h.shape[axis + 1 :])
+        return jax.tree.map(split, tree)
 
     def of_carries(self, carries: Sequence[Any], one: bool) -> list[Any]:
         """Return the last carry and, if there are, those of every step; of a layer alone, its."""
         last, *every = carries
-        parts = [jax.tree.map(lambda h: h[0], last) if self.alone else last, *self.left(every)]
+        parts = [self.of_rows(last, 0), *self.left(every)]
         return [part[0] for part in parts] if one else parts
 
 
@@ -157,9 +167,9 @@ def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Se
     check_flags(time_major=time_major)
     x = as_input(x)
     shape = x.shape[:-1]
-    alone = len(shape) == 1
-    axis = 0 if time_major or alone else 1
-    if shape[axis] == 0:
+    axis = 0 if time_major else len(shape) - 1
+    batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
+    if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
     if lengths is not None and mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
@@ -172,10 +182,15 @@ def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Se
         x = jnp.where(real[..., None], looked_up(x), 0)
     if reset is not None and lengths is not None:
         reset = reset & real
-    if alone or not time_major:
-        turn = lambda a: jnp.expand_dims(a, 1) if alone else jnp.swapaxes(a, 0, 1)
-        x, (reset, real) = of_steps(turn, x), jax.tree.map(turn, (reset, real))
-    return _Sequences(x, reset, real, None if mask is None else real, alone, time_major)
+    rows = (T, math.prod(batch)) if axis == 0 else (math.prod(batch), T)
+
+    def enter(a: Any) -> Any:
+        a = a if len(batch) == 1 else a.reshape(*rows, *a.shape[len(shape) :])
+        return jnp.swapaxes(a, 0, 1) if axis else a
+
+    if axis or len(batch) != 1:
+        x, (reset, real) = of_steps(enter, x), jax.tree.map(enter, (reset, real))
+    return _Sequences(x, reset, real, None if mask is None else real, batch, axis)
 
 
 def _start(
@@ -184,9 +199,9 @@ def _start(
     """Return the carry before the first step, and `initial`, with an entry per layer."""
     like = carry_like(stack, given.x.shape[1])
     if carry is not None:
-        carry = as_carry(carry, like, one, given.alone)
+        carry = as_carry(carry, like, one, given.batch)
     if initial is not None:
-        initial = as_initial(initial, like, one, carry)
+        initial = as_initial(initial, like, one, carry, given.batch)
     if carry is None:
         carry = initial_carry(stack, given.x.shape[1]) if initial is None else initial
     return carry, initial
@@ -359,7 +374,7 @@ def step(
 
     Args:
       layers: as for `unroll`; likewise `initial`.
-      x: the input (B, F) of this step, or (F,) of one sequence.
+      x: the input (B, F) of this step, or (F,) of one sequence; or with more batch axes.
       carry: the state before this step, as for `unroll`, but not None.
       reset: (B,), True where the carry is set to `initial` before the step.
       implementation: as for `unroll`; forward mode needs "autodiff".
@@ -376,7 +391,7 @@ def step(
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
     check_order(*as_stack("layers", layers), x, carry)
     x = as_array("x", x)
-    if x.ndim not in (1, 2) or not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
@@ -389,22 +404,30 @@ def step(
     return y[0], carry
 
 
-def initial_carry(layers: CellParams | Sequence[CellParams], batch_size: Size) -> Any:
+def initial_carry(
+    layers: CellParams | Sequence[CellParams], batch_size: Size | tuple[Size, ...]
+) -> Any:
     """Return the carry before the first step: zeros, in the dtype of the layer's biases.
 
     It is h (B, H) for one layer, (h, c) for an LSTM, and a tuple of these for a list of layers.
+
+    Args:
+      batch_size: B; or the sizes of several batch axes or, as (), of none, in a tuple.
 
     Raises:
       ValueError: `layers` is not a layer or a list of layers; or the batch size is not a whole
         number from 0 to 2³¹ − 1.
     """
-    known = not is_symbolic_dim(batch_size)
-    if known and not (is_whole(batch_size) and 0 <= batch_size < 2**31):
-        raise ValueError(
-            f"batch_size is {shown(batch_size)}; it must be a whole number from 0 to 2^31 − 1."
-        )
+    batch = batch_size if isinstance(batch_size, tuple) else (batch_size,)
+    for size in batch:
+        if not is_symbolic_dim(size) and not (is_whole(size) and 0 <= size < 2**31):
+            raise ValueError(
+                f"batch_size is {shown(size)}; it must be a whole number from 0 to 2^31 − 1."
+            )
     stack, one = as_stack("layers", layers)
-    carry = tuple(cells.zero_carry(layer, batch_size) for layer in stack)
+    carry = tuple(cells.zero_carry(layer, math.prod(batch)) for layer in stack)
+    if len(batch) != 1:
+        carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
     return carry[0] if one else carry
 
 

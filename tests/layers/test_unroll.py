@@ -335,6 +335,45 @@ def test_a_batch_without_rows(kind):
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
 
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_more_batch_axes(kind, time_major):
+    """(E, A, T, F): each of the E parts is a batch of its own."""
+    E, A, T, layers = 2, 3, 5, stack_of(kind, 2)
+    zeros = jaxgru.initial_carry(layers, (E, A))
+    x, carry, initial = (*map(random_like, (np.zeros((E, A, T, F)), zeros, zeros), range(3)),)
+    flags = np.random.default_rng(0).random((2, E, A, T)) < 0.4
+    lengths = np.array([[5, 0, 3], [2, 4, 1]])
+    turn = (lambda a, axis: jnp.moveaxis(a, axis, 0)) if time_major else lambda a, axis: a
+
+    def run(x, carry, initial, axis, **marks):
+        marks = {name: a if name == "lengths" else turn(a, axis) for name, a in marks.items()}
+        options = dict(time_major=time_major, return_carries=True, **marks)
+        return jaxgru.unroll(layers, turn(x, axis), carry, initial=initial, **options)
+
+    for marks in (dict(reset=flags[0], lengths=lengths), dict(reset=flags[0], mask=flags[1])):
+        y, last, carries = run(x, carry, initial, 2, **marks)
+        for e in range(E):
+            part = lambda tree, e=e: jax.tree.map(lambda a: a[e], tree)
+            here = lambda tree, e=e: jax.tree.map(lambda a: jnp.take(a, e, int(time_major)), tree)
+            alone = run(*part((x, carry, initial)), 1, **part(marks))
+            seen = here(y), part(last), here(carries)
+            chex.assert_trees_all_close(seen, alone, rtol=1e-12, atol=1e-12)
+    everywhere = jax.tree.map(lambda a: a[0, 0], initial)
+    rows = jax.tree.map(lambda a: jnp.broadcast_to(a[0, 0], a.shape), initial)
+    chex.assert_trees_all_equal(*(run(x, None, i, 2, reset=flags[0]) for i in (everywhere, rows)))
+    h, after = jaxgru.step(layers, x[:, :, 0], carry)
+    y, last = jaxgru.unroll(layers, x[:, :, :1], carry)
+    chex.assert_trees_all_close((h, after), (y[:, :, 0], last), rtol=1e-12, atol=1e-12)
+    both = partial(jaxgru.bidirectional, layers[0], layers[0])
+    (y, ends), flat = both(x), both(x.reshape(E * A, T, F))
+    in_one = lambda a: a.reshape(E * A, *a.shape[2:])
+    chex.assert_trees_all_equal((in_one(y), jax.tree.map(in_one, ends)), flat)
+    ids = np.arange(E * A * T).reshape(E, A, T) % E
+    looked_up = [jaxgru.unroll(layers, each) for each in (cells.Lookup(x[0, 0], ids), x[0, 0][ids])]
+    chex.assert_trees_all_close(*looked_up, rtol=1e-12, atol=1e-12)
+
+
 def test_rounded_weights_are_multiplied_as_an_equation_says():
     """An RNN in float64, whose products take operands that are rounded to bfloat16."""
     layer = random_like(jax.eval_shape(lambda: jaxgru.init_rnn(KEY, F, H, dtype="float32")), 3)
@@ -597,7 +636,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.unroll(GRU, x[0], jnp.zeros((1, H))),
-            "the carry's shapes are (1, 4), but these layers and this batch need (4,)",
+            "the carry's shapes are (1, 4), but these layers and the batch () need (4,)",
         ),
         (
             lambda x: jaxgru.unroll(GRU, x[0], lengths=[3]),
@@ -705,7 +744,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.bidirectional([GRU], [GRU], x, ((jnp.zeros((2, H)),) * 2, None)),
-            "shapes are ((2, 4), (2, 4)), but these layers and this batch need ((2, 4),): one",
+            "shapes are ((2, 4), (2, 4)), but these layers and the batch (2,) need ((2, 4),): one",
         ),
         (
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU, GRU], x),
@@ -805,7 +844,11 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         ),
         (
             lambda x: jaxgru.step(GRU, x, jnp.zeros((2, H))),
-            "x is float32 (2, 3, 3); it must be floating-point, (B, F)",
+            "the carry's shapes are (2, 4), but these layers and the batch (2, 3) need (2, 3, 4)",
+        ),
+        (
+            lambda x: jaxgru.step(GRU, x[0, 0, 0], jnp.zeros(H)),
+            "x is float32 (); it must be floating-point, (B, F)",
         ),
         (
             lambda x: jaxgru.bidirectional([GRU, GRU], [GRU], x),
