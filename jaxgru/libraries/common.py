@@ -23,7 +23,8 @@ from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array, is_pair
-from jaxgru.layers.unroll import bidirectional, unroll
+from jaxgru.layers.unroll import bidirectional, round_weights, unroll
+from jaxgru.layers.unroll import initial_carry as carry_of_layers
 from jaxgru.libraries import InteropError
 
 T = TypeVar("T")
@@ -170,6 +171,18 @@ def run_layers(layers: Any, x: Any, carry: Any = None, **options: Any) -> Any:
     if is_pair(layers):
         return bidirectional(layers[0], layers[1], x, carry, **options)
     return unroll(layers, x, carry, **options)
+
+
+def rounded(layers: Any, dtype: DTypeLike | None) -> Any:
+    """Return what a `Layer` computes with, given its `dtype`."""
+    return layers if dtype is None else round_weights(layers, dtype)
+
+
+def initial_carry(layers: Any, batch_size: Any) -> Any:
+    """Return the carry of what a `Layer` holds; for a pair of lists, a pair."""
+    if is_pair(layers):
+        return tuple(carry_of_layers(part, batch_size) for part in layers)
+    return carry_of_layers(layers, batch_size)
 
 
 # --- Checks

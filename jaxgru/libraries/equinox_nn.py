@@ -9,7 +9,6 @@ the product and z weighting the old state. See https://docs.kidger.site/equinox/
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +20,7 @@ from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array
+from jaxgru.layers.unroll import step
 from jaxgru.layers.unroll import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -59,46 +59,54 @@ def unroll(
 
     Raises:
       InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights; or an argument has another shape.
+        weights; or the state has another shape.
       ValueError: as `jaxgru.unroll`.
     """
     layer = from_equinox(cell)
     xs = common.with_steps("xs", xs)
-    *batch, T, F = xs.shape
-    B, H = math.prod(batch), cell.hidden_size
     if state is not None:
         pair = isinstance(layer, LSTMParams)
-        state = common.as_state("the state", state, pair, (*batch, H), (B, H))
+        state = common.as_state("the state", state, pair, (*xs.shape[:-2], cell.hidden_size))
         state = LSTMState(*state) if pair else state
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
     ys, *states = unroll_layers(
         common.cast(layer, dtype, dtype),
-        xs.reshape(B, T, F),
+        xs,
         jax.tree.map(lambda leaf: leaf.astype(dtype), state),
-        reset=None if reset is None else common.reshaped("reset", reset, (*batch, T), (B, T)),
-        lengths=None if lengths is None else common.reshaped("lengths", lengths, (*batch,), (B,)),
+        reset=reset,
+        lengths=lengths,
         reverse=reverse,
         return_carries=return_states,
         implementation=implementation,
     )
-    states = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), states)
     # without names, as Equinox's
     state, *each = [tuple(part) if isinstance(part, tuple) else part for part in states]
-    return state, ys.reshape(*batch, T, H), *each
+    return state, ys, *each
 
 
 class Layer(eqx.Module):
     """jaxgru layers of any kind as an Equinox module.
 
     Attributes:
-      layers: one layer's parameters, a list of layers, or a pair of lists, for two directions.
+      layers: one layer's parameters, a list or `ResidualStack`, or a pair of these lists, for two
+        directions.
+      dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the weights'.
     """
 
     layers: Any
+    dtype: Any = eqx.field(default=None, static=True)
 
-    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+    def __call__(self, x: Float[AnyArray, "*B T F"], carry: Any = None, **options: Any) -> Any:
         """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(self.layers, x, carry, **options)
+        return common.run_layers(common.rounded(self.layers, self.dtype), x, carry, **options)
+
+    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
+        """Compute `jaxgru.step` with these arguments."""
+        return step(common.rounded(self.layers, self.dtype), x, carry, **options)
+
+    def initial_carry(self, batch_size: Any) -> Any:
+        """Return `jaxgru.initial_carry` of the layers; for a pair, a pair."""
+        return common.initial_carry(self.layers, batch_size)
 
 
 def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.layers.arguments import as_array
+from jaxgru.layers.unroll import step
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.flax_rnn import Parts
 
@@ -165,41 +166,60 @@ class Layer(nn.Module):
     "bias" or "scale", as in linen's own modules.
 
     Attributes:
-      make: a function from a key to one layer's parameters, a list of layers, or a pair of lists,
-        for two directions: `Layer(lambda key: init_gru(key, 8, 16))`.
+      layers: one layer's parameters, a list or `ResidualStack`, or a pair of these lists, for two
+        directions; or a function from a key to these, with which `init` draws them:
+        `Layer(lambda key: init_gru(key, 8, 16))`.
+      dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the weights'.
 
     Raises:
       InteropError: the parameters are those of layers of another kind.
       ScopeParamShapeError: they are those of layers of another size.
     """
 
-    make: Callable[[Array], Any]
+    layers: Any
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        """Make `layers` a function: a module with arrays has no hash, which `jax.jit` needs."""
+        if not callable(given := self.layers):
+            object.__setattr__(self, "layers", lambda key: given)
+        super().__post_init__()
 
     def setup(self) -> None:
         """Draw or find the parameters."""
-        like = meta.unbox(jax.eval_shape(self.make, jax.random.key(0)))
+        like = _shapes(self.layers)
         paths = flax_rnn.names(like)
         if self.has_variable("params", "layers"):
             flax_rnn.check_names(self.get_variable("params", "layers"), paths)
 
         def draw(key: Array) -> dict[str, Any]:
             boxed = lambda part: isinstance(part, meta.AxisMetadata)
-            weights = jax.tree.leaves(self.make(key), is_leaf=boxed)
+            weights = jax.tree.leaves(self.layers(key), is_leaf=boxed)
             return unflatten_dict(dict(zip(paths, weights, strict=True)))
 
         weights = flatten_dict(self.param("layers", draw))
         self._layers = jax.tree.unflatten(jax.tree.structure(like), map(weights.get, paths))
 
     def layer(self) -> Any:
-        """Return the parameters as they are now: one layer, or tuples of them.
-
-        `jaxgru.step(module.bind(variables).layer(), x, carry)` is one step of the module.
-        """
+        """Return the parameters as they are now: one layer, or tuples of them."""
         return self._layers
 
-    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
+    def __call__(self, x: Float[AnyArray, "*B T F"], carry: Any = None, **options: Any) -> Any:
         """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(self._layers, x, carry, **options)
+        return common.run_layers(common.rounded(self._layers, self.dtype), x, carry, **options)
+
+    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
+        """Compute `jaxgru.step`: `module.apply(variables, x, carry, method="step")`."""
+        return step(common.rounded(self._layers, self.dtype), x, carry, **options)
+
+    def initial_carry(self, batch_size: Any) -> Any:
+        """Return `jaxgru.initial_carry` of the layers; for a pair, a pair; without variables."""
+        like = jax.eval_shape(lambda p: common.initial_carry(p, batch_size), _shapes(self.layers))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def _shapes(draw: Callable[[Array], Any]) -> Any:
+    return meta.unbox(jax.eval_shape(draw, jax.random.key(0)))
 
 
 def from_linen(params: Mapping[str, Any]) -> CellParams:

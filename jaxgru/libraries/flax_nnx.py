@@ -16,12 +16,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
+from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
+from jaxgru.layers.unroll import step
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.flax_rnn import Parts
 
@@ -97,16 +100,38 @@ class Layer(nnx.Module):
     and an optimizer would not train them.
     """
 
-    def __init__(self, layers: CellParams | ResidualStack | Sequence[Any]) -> None:
-        """Take one layer's parameters, a list or `ResidualStack`, or a pair of these lists."""
+    def __init__(
+        self,
+        layers: CellParams | ResidualStack | Sequence[Any],
+        dtype: DTypeLike | None = None,
+        *,
+        dropout: Dropouts = None,
+        deterministic: bool = False,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+    ) -> None:
+        """Take the layers and how they are computed.
+
+        Args:
+          layers: one layer's parameters, a list or `ResidualStack`, or a pair of these lists, for
+            two directions.
+          dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the
+            weights'.
+          dropout: as for `jaxgru.unroll`, but without keys: `Dropout(None, 0.2, "between")`. Each
+            call draws them from `rngs`.
+          deterministic: whether units are not dropped; `train()` and `eval()` set it. Zoneout then
+            takes the mean.
+          rngs: the streams of which "dropout" is read, as for `nnx.Dropout`.
+        """
+        self.dtype, self.deterministic = dtype, deterministic
+        self.dropout = nnx.data(tuple(each(dropout)))
+        rngs = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
+        self.rngs = nnx.data(None if rngs is None else rngs.fork())
         self.names, self.structure = flax_rnn.names(layers), jax.tree.structure(layers)
         params = map(nnx.Param, jax.tree.leaves(layers))
         self.layers = nnx.data(unflatten_dict(dict(zip(self.names, params, strict=True))))
 
     def layer(self) -> Any:
         """Return the parameters as they are now, in the structure of those that it was made of.
-
-        `jaxgru.step(module.layer(), x, carry)` is one step of the module.
 
         Raises:
           InteropError: `nnx.update` gave it the parameters of layers of another kind.
@@ -115,9 +140,48 @@ class Layer(nnx.Module):
         params: Any = flatten_dict(self.layers)
         return jax.tree.unflatten(self.structure, [params[path][...] for path in self.names])
 
-    def __call__(self, x: Float[AnyArray, "B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(self.layer(), x, carry, **options)
+    def __call__(
+        self,
+        x: Float[AnyArray, "*B T F"],
+        carry: Any = None,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`.
+
+        Args:
+          deterministic: as for the constructor, whose value it replaces; likewise `rngs`, and
+            `dropout` with keys, as for `jaxgru.unroll`.
+
+        Raises:
+          InteropError: there is dropout, but no `rngs`.
+        """
+        if "dropout" not in options:
+            fixed = self.deterministic if deterministic is None else deterministic
+            options["dropout"] = self._drawn(fixed, self.rngs if rngs is None else rngs)
+        return common.run_layers(common.rounded(self.layer(), self.dtype), x, carry, **options)
+
+    def _drawn(self, fixed: bool, rngs: Any) -> Dropouts:
+        """Return the dropouts of a call, with new keys."""
+        if fixed:
+            return [one.replace(key=None) for one in self.dropout if one.kind == "zoneout"]
+        if self.dropout and rngs is None:
+            raise InteropError(
+                "the dropout of this Layer needs random numbers: give it, or this call, rngs, or "
+                "deterministic=True."
+            )
+        draw = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
+        return [one.replace(key=draw()) for one in self.dropout]
+
+    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
+        """Compute `jaxgru.step` with these arguments, without dropout."""
+        return step(common.rounded(self.layer(), self.dtype), x, carry, **options)
+
+    def initial_carry(self, batch_size: Any) -> Any:
+        """Return `jaxgru.initial_carry` of the layers; for a pair, a pair."""
+        return common.initial_carry(self.layer(), batch_size)
 
 
 def from_nnx(cell: Any) -> CellParams:

@@ -310,13 +310,14 @@ def test_absent_second_biases_become_zeros(convert, back):
 
 STACK = (layer("gru after"), layer("lstm", 6))
 PAIR = ((layer("rnn"), layer("lstm", 12)), (layer("gru"), layer("rnn", 12)))
-MODULES = {
-    "linen": lambda weights: flax_linen.Layer(lambda key: weights).bind(
-        flax_linen.Layer(lambda key: weights).init(KEY, jnp.ones((3, 5, 4)))
-    ),
-    "nnx": flax_nnx.Layer,
-    "equinox": equinox_nn.Layer,
-}
+
+
+def linen_module(*args):
+    module = flax_linen.Layer(*args)
+    return module.bind(module.init(KEY, jnp.ones((3, 5, 4))))
+
+
+MODULES = {"linen": linen_module, "nnx": flax_nnx.Layer, "equinox": equinox_nn.Layer}
 
 
 @pytest.mark.parametrize("library", MODULES)
@@ -324,13 +325,22 @@ MODULES = {
     "weights", [layer("gru, second bias"), STACK, PAIR, jaxgru.ResidualStack(STACK)]
 )
 def test_our_layers_are_modules(library, weights):
-    """One, a stack, two directions: each computes what `unroll` and `bidirectional` do."""
-    module, x = MODULES[library](weights), normal(3, 5, 4, dtype=np.float32)
-    options = dict(lengths=np.array([5, 0, 2]))
-    run = (
-        partial(jaxgru.bidirectional, *PAIR) if weights is PAIR else partial(jaxgru.unroll, weights)
-    )
-    assert same_bits(module(x, **options), run(x, **options))
+    """One, a stack, two directions: each computes what jaxgru's functions do."""
+    make, x = MODULES[library], normal(3, 5, 4, dtype=np.float32)
+    module, options = make(weights), dict(lengths=np.array([5, 0, 2]))
+    two = weights is PAIR
+    run = (lambda pair, *a, **o: jaxgru.bidirectional(*pair, *a, **o)) if two else jaxgru.unroll
+    assert same_bits(module(x, **options), run(weights, x, **options))
+    narrow = jaxgru.round_weights(weights, jnp.bfloat16)
+    assert same_bits(make(weights, jnp.bfloat16)(x), run(narrow, x))
+    if two:
+        assert same_bits(module.initial_carry(3), tuple(jaxgru.initial_carry(p, 3) for p in PAIR))
+    else:
+        carry = jaxgru.initial_carry(weights, 3)
+        assert same_bits(module.initial_carry(3), carry)
+        assert same_bits(module.step(x[:, 0], carry), jaxgru.step(weights, x[:, 0], carry))
+        rounded = make(weights, jnp.bfloat16).step(x[:, 0], carry)
+        assert same_bits(rounded, jaxgru.step(narrow, x[:, 0], carry))
     if library != "equinox":
         assert same_bits(module.layer(), weights)
 

@@ -82,7 +82,7 @@ X, cell = np.ones((3, 5, 4), np.float32), equinox_cell("GRUCell")
         ),
         (lambda: unroll(GRUCell(4, 6, key=jax.random.key(0)), X), "the cell is a GRUCell; it must"),
         (lambda: unroll(eqx.partition(cell, eqx.is_array)[1], X), "the tensor bias is missing"),
-        (lambda: unroll(cell, X, reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be"),
+        (lambda: unroll(cell, X, reset=resets(5, 3)), r"reset is bool \(5, 3\); it must be"),
         (lambda: unroll(cell, X, jnp.zeros(6)), r"the state has shape \(6,\); it must"),
         (lambda: unroll(equinox_cell("LSTMCell"), X, jnp.zeros((3, 6))), "state must be a pair of"),
         (lambda: unroll(cell, X[0].astype(int)), "x is int64 .*; it must be floating-point"),

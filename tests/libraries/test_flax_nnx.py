@@ -17,6 +17,7 @@ from flax import nnx
 from random_models import same_bits
 
 import jaxgru
+from jaxgru import Dropout
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx
 
@@ -117,6 +118,9 @@ def test_bfloat16_products_beside_a_float32_state():
     ours, theirs = (cls(cell, return_carry=True)(x) for cls in (RNN, nnx.RNN))
     assert [leaf.dtype for leaf in ours] == [leaf.dtype for leaf in theirs] == [np.float32] * 2
     np.testing.assert_allclose(ours[1], theirs[1], atol=0.05)  # Flax rounds the gates, too
+    y, carry = Layer(from_nnx(cell), jnp.bfloat16)(x)
+    np.testing.assert_allclose(y, ours[1], atol=1e-6)
+    assert y.dtype == carry.dtype == np.float32
 
 
 def test_it_is_trained_and_saved_like_flax():
@@ -144,6 +148,35 @@ def test_a_layer_of_our_own_is_a_module_of_params():
     assert [m.ndim for m in matrices] == [2, 2]
     gradient = nnx.jit(nnx.grad(lambda module: jnp.sum(module(x)[0])))(module)
     assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(weights)) == 5
+
+
+def test_dropout_by_rngs_and_deterministic():
+    weights, x = layer("gru"), normal(3, 5, 4, dtype=np.float32)
+    sites = [Dropout(None, 0.5, "output"), Dropout(None, 0.25, "state", "zoneout")]
+    module, stream = Layer(weights, dropout=sites, rngs=nnx.Rngs(1)), nnx.Rngs(1).dropout.fork()
+    call, run = nnx.jit(lambda module: module(x)), partial(jaxgru.unroll, weights, x)
+    drawn = lambda: [site.replace(key=stream()) for site in sites]
+    for _ in range(2):
+        assert same_bits(call(module), run(dropout=drawn()))
+    of_call = module(x, rngs=nnx.Rngs(dropout=7))
+    keys = nnx.Rngs(dropout=7)
+    assert same_bits(of_call, run(dropout=[site.replace(key=keys.dropout()) for site in sites]))
+    module.eval()
+    mean = run(dropout=sites[1])  # as in the paper on zoneout
+    assert same_bits(call(module), mean) and same_bits(module(x, deterministic=True), mean)
+    assert same_bits(module(x, deterministic=False), run(dropout=drawn()))
+    module.train()
+    assert same_bits(call(module), run(dropout=drawn()))
+    plain, alone = Layer(weights), Layer(weights, dropout=sites[0])
+    y, dropped = plain(x)[0], np.asarray(alone(x, rngs=nnx.Rngs(0))[0])
+    kept = dropped != 0  # by 1/(1 − rate), as nnx.Dropout scales
+    np.testing.assert_array_equal(dropped, np.where(kept, y / 0.5, 0))
+    assert 0.2 < kept.mean() < 0.8
+    assert same_bits(alone(x, deterministic=True), plain(x))
+    with pytest.raises(InteropError, match="the dropout of this Layer needs random numbers: give"):
+        alone(x)
+    own = Dropout(jax.random.key(3), 0.2, "input")
+    assert same_bits(alone(x, dropout=own), run(dropout=own))
 
 
 def test_integer_inputs():
