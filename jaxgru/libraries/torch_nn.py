@@ -34,7 +34,7 @@ GATES = {"gru": 3, "lstm": 4, "rnn": 1}
 ORDERS = {GRUParams: "rzn", LSTMParams: "ifgo", ProjectedLSTMParams: "ifgo", RNNParams: "h"}
 
 
-def from_torch(module: Any, *, cell: str | None = None) -> Any:
+def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any:
     """Convert a `torch.nn.GRU`, `LSTM` or `RNN`, float32 or float64, to layers for `jaxgru.unroll`.
 
     A GRU's `reset_gate` is "after". PyTorch's z is 1 minus ours, so z's weights and biases change
@@ -50,6 +50,7 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
         needed.
       cell: for a `state_dict`, "gru", "lstm" or "rnn". None: the shapes tell. But an RNN must be
         named, because they do not tell its nonlinearity: "rnn" says that it is tanh.
+      prefix: for the `state_dict` of a larger model, the name of the module in it: "encoder.gru".
 
     Returns:
       A tuple of layers; for a cell, one layer, for `jaxgru.step`. For a bidirectional module, two
@@ -59,10 +60,16 @@ def from_torch(module: Any, *, cell: str | None = None) -> Any:
       InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
         something may change what it computes (hooks, parametrized weights, parameters of its own,
         a nonlinearity other than tanh); it is neither float32 nor, if JAX has 64 bits enabled,
-        float64; or a `state_dict` is not that of one such module, or not of this `cell`.
+        float64; a `state_dict` is not that of one such module, or not of this `cell`; or there is
+        none at this prefix.
     """
     if isinstance(module, Mapping):
-        return _layers("the state_dict", module, cell)
+        where = f"the state_dict at {shown(prefix)}" if prefix else "the state_dict"
+        return _layers(where, _below(prefix, module), cell)
+    if prefix:
+        raise InteropError(
+            f"the prefix {shown(prefix)} is for a state_dict; of a module, pass the part itself."
+        )
     kind = _check_module(import_torch(), module)
     return _layers(f"this {type(module).__name__}", module.state_dict(), cell or kind)
 
@@ -131,6 +138,26 @@ def _check_module(torch: ModuleType, module: Any) -> str:
     return name.removesuffix("Cell").lower()
 
 
+def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a larger model's state dict with this prefix, with or without its dot."""
+    if not prefix:
+        return state
+    start = prefix.removesuffix(".") + "."
+    part = {name[len(start) :]: w for name, w in state.items() if name.startswith(start)}
+    if not part:
+        raise InteropError(
+            f"the state_dict has no tensor at the prefix {shown(prefix)}; {_recurrent(state)}."
+        )
+    return part
+
+
+def _recurrent(state: Mapping[str, Any]) -> str:
+    """Say which parts of a state dict are recurrent modules."""
+    names = (name.rpartition(".") for name in state)
+    known = dict.fromkeys(part for part, dot, name in names if dot and name.startswith("weight_ih"))
+    return f"its recurrent modules are {', '.join(known) or 'none'}"
+
+
 def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     """Return the layers with the weights of a module or a cell, by PyTorch's names."""
     shapes: dict[str, tuple[int, ...]]
@@ -144,7 +171,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
             f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
-            f"{U}; of a larger model, pass the state_dict of the recurrent module alone."
+            f"{U}; of a larger model, pass the prefix of the recurrent module: {_recurrent(state)}."
         )
     if found == "rnn" and cell is None:
         raise InteropError(

@@ -193,6 +193,11 @@ def test_state_dicts(kind, options, monkeypatch):
     want, cell = from_torch(theirs), "rnn" if kind == "rnn" else None
     assert same_bits(from_torch(theirs.state_dict(), cell=cell), want)
     assert same_bits(from_torch(dict(theirs.named_parameters()), cell=kind), want)
+    model = torch.nn.ModuleDict(
+        {"gru": torch.nn.ModuleDict({"1": theirs, "0": module("gru", 1, 2, 1)})}
+    )
+    for prefix in ("gru.1", "gru.1."):
+        assert same_bits(from_torch(model.state_dict(), cell=kind, prefix=prefix), want)
     arrays = {name: weight.numpy() for name, weight in theirs.state_dict().items()}
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert same_bits(from_torch(arrays, cell=kind), want)
@@ -267,6 +272,8 @@ def both():
 
 
 utils, ones = torch.nn.utils, torch.ones
+LARGER = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.GRU(2, 3), torch.nn.LSTM(2, 3)])
+LARGER = LARGER.state_dict()
 EXTRA = torch.nn.Parameter(ones(3))
 
 
@@ -278,6 +285,10 @@ EXTRA = torch.nn.Parameter(ones(3))
             "nonlinearity='relu'; it",
         ),
         (lambda: from_torch(torch.nn.Linear(2, 3)), "a Linear cannot be converted"),
+        (lambda: from_torch(LARGER), r"pass the prefix .*: its recurrent modules are 1, 2\.$"),
+        (lambda: from_torch(LARGER, prefix="3"), r"at the prefix '3'; its .* modules are 1, 2\.$"),
+        (lambda: from_torch(LARGER, prefix="0"), r"at '0' is not that of .* modules are none\.$"),
+        (lambda: from_torch(torch.nn.GRU(2, 3), prefix="a"), "the prefix 'a' is for a state_dict"),
         (lambda: from_torch(torch.nn.GRU(2, 3, dtype=torch.bfloat16)), "are bfloat16"),
         (lambda: from_torch(Doubled(2, 3)), "a Doubled .* without hooks, .* methods of its own"),
         *(
