@@ -1002,6 +1002,14 @@ def test_forward_mode_through_a_step():
         with pytest.raises(TypeError, match='it needs implementation="autodiff"') as raised:
             jax.jvp(function, (carry,), (along,))
         assert "\n" not in str(raised.value)
+    guide = Path(__file__).parents[2].joinpath("docs/guide/layer.md").read_text(encoding="utf-8")
+    for call in (
+        lambda: jax.jvp(jax.jit(loss), (carry,), (along,)),
+        lambda: jax.linearize(loss, carry)[1](along),
+    ):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert f"`TypeError: {raised.value}`" in guide
 
 
 @pytest.mark.parametrize("kind", GRU_FIRST)
