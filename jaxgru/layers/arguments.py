@@ -348,8 +348,8 @@ def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, 
 
 
 def in_reading_order(
-    reset: Bool[AnyArray, "T B"], mask: Bool[AnyArray, "T B"] | None = None
-) -> Bool[Array, "T B"]:
+    reset: Bool[AnyArray, "T *B"], mask: Bool[AnyArray, "T *B"] | None = None
+) -> Bool[Array, "T *B"]:
     """Return the steps before which a layer that reads backward resets its carry.
 
     These are the steps after which, in time, the next real step belongs to a later episode; after
@@ -357,7 +357,7 @@ def in_reading_order(
     even if `mask` says that this step is padding.
     """
     if mask is None:
-        return jnp.pad(reset[1:], ((0, 1), (0, 0)))
+        return jnp.pad(reset[1:], [(0, 1)] + [(0, 0)] * (reset.ndim - 1))
     episode = jnp.cumsum(reset, 0, jnp.int32)
     read = jax.lax.cummin(jnp.where(mask, episode, episode[-1]), reverse=True)
     read = jnp.concatenate([read[1:], episode[-1:]])

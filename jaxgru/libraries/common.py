@@ -239,22 +239,18 @@ def with_steps(name: str, x: Any) -> AnyArray:
     return x
 
 
-def reshaped(
-    name: str, x: Any, shape: tuple[int, ...], new: tuple[int, ...] | None = None
-) -> Array:
-    """Return x, which must have the first shape, in the new shape, if there is one."""
+def of_shape(name: str, x: Any, shape: tuple[int, ...]) -> Array:
+    """Return x, which must have this shape, as an array of JAX's."""
     x = as_array(name, x)
     if x.shape != shape:
         raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
-    return jnp.asarray(x).reshape(shape if new is None else new)
+    return jnp.asarray(x)
 
 
-def as_state(
-    name: str, state: Any, pair: bool, shape: tuple[int, ...], new: tuple[int, ...] | None = None
-) -> Any:
-    """Return a state as an array or, for a pair, a tuple of two, each as `reshaped` returns it."""
+def as_state(name: str, state: Any, pair: bool, shape: tuple[int, ...]) -> Any:
+    """Return a state as an array or, for a pair, a tuple of two, each as `of_shape` returns it."""
     if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     if not pair:
-        return reshaped(name, state, shape, new)
-    return tuple(reshaped(name, part, shape, new) for part in state)
+        return of_shape(name, state, shape)
+    return tuple(of_shape(name, part, shape) for part in state)

@@ -76,7 +76,7 @@ def dynamic_unroll(
     state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))  # pyright: ignore[reportAttributeAccessIssue]
     state = hk.LSTMState(*state) if pair else state
     if resets is not None:
-        resets = jnp.asarray(common.reshaped("should_reset", resets, inputs.shape[:-1]), bool)
+        resets = jnp.asarray(common.of_shape("should_reset", resets, inputs.shape[:-1]), bool)
     if hk.running_init():  # draws the parameters as Haiku does
         hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, axis == 0)
     if resets is not None and reverse:

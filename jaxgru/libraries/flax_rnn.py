@@ -8,7 +8,6 @@ numbers.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -174,33 +173,31 @@ def rnn(
       initial: the carry that a reset sets; None: zeros.
       lengths: (*batch); the carry returned is then that after so many steps.
     """
-    axis, inputs = 0 if time_major else 1, common.with_steps("inputs", inputs)
-    leading, batch = inputs.shape[:-1], step_shape(inputs, time_major)[:-1]
-    B, H = math.prod(batch), sizes(layer)[1]
-    steps = (leading[0], B) if time_major else (B, leading[-1])
-    pair = isinstance(layer, LSTMParams)
-    carry = common.as_state("initial_carry", carry, pair, (*batch, H), (B, H))
-    products = jnp.result_type(inputs, *jax.tree.leaves(layer)) if dtype is None else dtype
+    x = common.with_steps("inputs", inputs)
+    axis, steps = 0 if time_major else x.ndim - 2, x.shape[:-1]
+    batch, pair = step_shape(x, time_major)[:-1], isinstance(layer, LSTMParams)
+    state = (*batch, sizes(layer)[1])
+    carry = common.as_state("initial_carry", carry, pair, state)
+    products = jnp.result_type(x, *jax.tree.leaves(layer)) if dtype is None else dtype
     states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
     def ours(carry: Any) -> Any:
         carry = jax.tree.map(lambda c: c.astype(states), carry)
         return LSTMState(*carry[::-1]) if pair else carry
 
-    x = inputs.reshape(*steps, inputs.shape[-1])
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
-    reset = None if reset is None else common.reshaped("reset", reset, leading, steps)
+    reset = None if reset is None else common.of_shape("reset", reset, steps)
     if initial is not None:
-        initial = ours(common.as_state("the cell's carry", initial, pair, (*batch, H), (B, H)))
-    lengths = None if lengths is None else common.reshaped("seq_lengths", lengths, batch, (B,))
+        initial = ours(common.as_state("the cell's carry", initial, pair, state))
+    lengths = None if lengths is None else common.of_shape("seq_lengths", lengths, batch)
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths, implementation)
         if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
             reset = as_flags("reset", reset, steps) & real_steps(lengths, steps, axis)
-            ends = in_reading_order(reset.T if axis else reset)
-            reset = _flip(ends.T if axis else ends, axis, lengths, implementation)
+            ends = jnp.moveaxis(in_reading_order(jnp.moveaxis(reset, axis, 0)), 0, axis)
+            reset = _flip(ends, axis, lengths, implementation)
     y, carry, *carries = unroll(
         common.cast(layer, products, states),
         x,
@@ -216,33 +213,31 @@ def rnn(
         carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
         y = _flip(y, axis, lengths, implementation)
-    y = y.reshape(*leading, H)
     if not return_carry:
         return y
-    carry = jax.tree.map(lambda c: c.reshape(*batch, H), carry)
     return carry[::-1] if pair else carry, y
 
 
-def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "B"]) -> Array:
+def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "*B"]) -> Array:
     """Return the carry after so many steps of each row; after 0 or too many, Flax takes the last.
 
     Each row takes from itself, so a sharded batch stays where it is.
     """
     T = carries.shape[axis]
     last = jnp.clip(jnp.where(lengths == 0, T, lengths.astype(int)), 1, T) - 1
-    return jnp.take_along_axis(carries, jnp.expand_dims(last, (axis, 2)), axis).squeeze(axis)
+    return jnp.take_along_axis(carries, jnp.expand_dims(last, (axis, -1)), axis).squeeze(axis)
 
 
 def _flip(
-    x: AnyArray, axis: int, lengths: Integer[AnyArray, "B"] | None, implementation: str
+    x: AnyArray, axis: int, lengths: Integer[AnyArray, "*B"] | None, implementation: str
 ) -> Array:
     """Reverse the real steps; the padding stays at the end, and is reversed, too."""
     if lengths is None:
         return jnp.flip(x, axis)
-    T = x.shape[axis]
-    order = (jnp.arange(T)[::-1][None] + lengths[:, None].astype(int)) % T
-    order = order if axis else order.T
-    order = order.reshape(*order.shape, *[1] * (x.ndim - 2))
+    T, lengths = x.shape[axis], jnp.expand_dims(lengths.astype(int), axis)
+    steps = jnp.expand_dims(jnp.arange(T)[::-1], [i for i in range(lengths.ndim) if i != axis])
+    order = (steps + lengths) % T
+    order = order.reshape(*order.shape, *[1] * (x.ndim - order.ndim))
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     reorder = _reorder if floating and implementation != "autodiff" else _take
     return reorder(axis, jnp.asarray(x), order)

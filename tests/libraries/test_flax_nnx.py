@@ -57,12 +57,17 @@ def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
 
 @pytest.mark.parametrize("lengths", [None, np.array([5, 2, 1])])
 @pytest.mark.parametrize("time_major", [False, True])
-def test_resets_backward_are_those_of_unroll(lengths, time_major):
-    cell, x, reset = nnx_cell("GRUCell"), normal(3, 5, 4, dtype=np.float32), resets(3, 5)
-    turn = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
+@pytest.mark.parametrize("batch", [(3,), (1, 3)])
+def test_resets_backward_are_those_of_unroll(lengths, time_major, batch):
+    cell, x = nnx_cell("GRUCell"), normal(*batch, 5, 4, dtype=np.float32)
+    reset = resets(3, 5).reshape(*batch, 5)
+    lengths = None if lengths is None else lengths.reshape(batch)
+    there = (len(batch), 0) if time_major else (0, 0)
+    turn = lambda a: np.moveaxis(a, *there)
     rnn = RNN(cell, reverse=True, keep_order=True, time_major=time_major)
-    y = turn(rnn(turn(x), seq_lengths=lengths, reset=turn(reset).astype(int), rngs=nnx.Rngs(0)))
-    real = np.arange(5) < (5 if lengths is None else lengths[:, None])
+    y = rnn(turn(x), seq_lengths=lengths, reset=turn(reset).astype(int), rngs=nnx.Rngs(0))
+    y = np.moveaxis(y, *there[::-1])
+    real = np.arange(5) < (5 if lengths is None else lengths[..., None])
     expected, _ = jaxgru.unroll(from_nnx(cell), x, reset=reset, reverse=True, lengths=lengths)
     np.testing.assert_allclose(np.where(real[..., None], y, 0), expected, 1e-6, 1e-6)
 
@@ -74,6 +79,7 @@ def test_any_batch_axes_order_and_direction():
         both = nnx.Bidirectional(rnn_class(cell), rnn_class(other), return_carry=True)
         return (
             rnn(x),
+            rnn(jnp.moveaxis(x, 2, 0), time_major=True, reverse=True),
             rnn(x[0, 0], reverse=True),
             rnn(x[0], reverse=True, keep_order=True),
             both(x[0], seq_lengths=np.array([5, 2, 1]), rngs=nnx.Rngs(0)),
