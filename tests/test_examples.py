@@ -88,7 +88,6 @@ def test_help_begins_with_what_the_example_does(path, monkeypatch, capsys):
         ("r2d2", ["--burn-in", 0], "--burn-in must be above 0."),
         ("r2d2", ["--learned", 996], "--learned and --burn-in must be below 996 together"),
         ("fine_tuning", ["--text", "missing.txt"], "missing.txt"),
-        ("onnx_stream", ["--model", "best_gru"], "a MogrifierGRUParams cannot be converted"),
         ("onnx_stream", ["--model", "scribe_alpha"], "is not a character model"),
     ],
 )

@@ -2,13 +2,19 @@
 
 `to_onnx` makes a graph that computes `jaxgru.unroll` or, of two directions, `bidirectional`:
 
-    inputs    x (B, T, F); with `lengths`, the steps of each row (B) int32; the carry: carry.0.h, …
+    inputs    x (B, T, F); with `lengths`, the steps of each row (B) int32; with `reset`, where
+              an episode begins (B, T) bool; the carry: carry.0.h, …
     outputs   y (B, T, H), of two directions (B, T, 2·H); the next carry: carry_out.0.h, …
 
 B and T are dynamic and at least 1; with 0, ONNX Runtime's GRU crashes the process. The carry's
 arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the
 outputs of one call are inputs of the next. Zeros start a sequence. Of two directions they are
-carry.forward.0.h, …, then carry.backward.0.h, ….
+carry.forward.0.h, …, then carry.backward.0.h, …. With `form="step"` it computes `jaxgru.step`, and
+nothing has the axis T.
+
+A GRU, LSTM or RNN is ONNX's operator of that name, and an MLP a convolution over time. For other
+cells, and for resets, `onnx_graph.py` writes the cell's step as matrix products and elementwise
+operators, and the operator Scan repeats it. A graph of one step consists of these alone.
 
 ONNX's weights have an axis for the directions: W (D, G·H, E), R (D, G·H, H), B (D, 2·G·H), where B
 has an input bias and a recurrent bias for every gate. A GRU's z weights the old state, and its
@@ -19,15 +25,17 @@ https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise LSTM and RNN.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxgru.cells import (
+    Cell,
     CellParams,
     GRUParams,
     LSTMParams,
@@ -35,11 +43,17 @@ from jaxgru.cells import (
     ResetBeforeGRUParams,
     RNNParams,
     cell_of,
+    hidden,
     sizes,
 )  # fmt: skip
-from jaxgru.errors import needs, shown
-from jaxgru.layers.arguments import check_stack
+from jaxgru.cells.layout import PLAIN
+from jaxgru.cells.marks import Marks
+from jaxgru.errors import a_type, needs, shown
+from jaxgru.layers.arguments import as_initial, carry_like, check_stack
+from jaxgru.layers.over_time import advance
+from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
 
 with needs("onnx"):
     import onnx
@@ -49,9 +63,6 @@ with needs("onnx"):
 
 ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
-
-_OPSET, _IR_VERSION = 17, 8
-"""The oldest versions with all operators: LayerNormalization came with opset 17."""
 
 _FUNCTIONS = {"gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"], "rnn": ["tanh"]}
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
@@ -65,45 +76,75 @@ def to_onnx(
     layers: CellParams | Sequence[Any],
     backward: CellParams | Sequence[CellParams] | None = None,
     *,
+    form: str = "sequence",
     lengths: bool = False,
+    reset: bool = False,
+    initial: Any = None,
     reverse: bool = False,
 ) -> onnx.ModelProto:
-    """Convert layers to a graph that computes `jaxgru.unroll`, without dropout and resets.
+    """Convert layers to a graph that computes `jaxgru.unroll` or `jaxgru.step`, without dropout.
 
     `jaxgru.lm.formats.onnx.to_onnx` does so for a language model.
 
     Args:
-      layers: a layer, or a list of layers; or, as from `from_torch`, a pair of lists, for a graph
-        that computes `jaxgru.bidirectional`; float32, or float64, for which most runtimes lack the
-        operators.
+      layers: a layer, a list of layers or a `ResidualStack`; or, as from `from_torch`, a pair of
+        lists, for a graph that computes `jaxgru.bidirectional`; float32, or float64, for which most
+        runtimes lack the operators.
       backward: the layer, or the layers, of the backward direction; None: there is one direction.
+      form: "sequence"; or "step", for a graph of one step, which has no axis T.
       lengths: the graph takes the number of steps of each row; those after it are padding, as for
         `jaxgru.unroll`.
+      reset: the graph takes flags; where one is True, the carry is set to `initial` before the
+        step.
+      initial: as for `jaxgru.unroll`, without the axis B; it is stored in the graph.
       reverse: read from the last step to the first.
 
     Raises:
-      InteropError: there is no layer; ONNX has no operator for one of them; those of two directions
-        differ in number, kind or size; the weights are not all of one such dtype, or not known, as
-        under `jit`; or an MLP is to read backward or to take lengths.
-      ValueError: one's output has another size than the next one's input.
+      InteropError: there is no layer; those of two directions differ in number, kind or size; the
+        weights are not all of one such dtype, or not known, as under `jit`; a cell of your own
+        computes what jaxgru cannot write as ONNX; or the options contradict each other.
+      ValueError: one's output has another size than the next one's input, or `initial` does not
+        fit the layers.
     """
-    common.check_known((layers, backward), "an ONNX graph")
+    common.check_known((layers, backward, initial), "an ONNX graph")
     ahead, back = common.in_directions(layers, backward)
+    residual = [isinstance(side[0], ResidualStack) for side in (ahead, back) if side]
+    if all(residual):
+        ahead, back = common.in_directions(ahead[0].layers, back and back[0].layers)
+    elif any(residual):
+        raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
+    if form not in ("sequence", "step"):
+        raise InteropError(f"form is {shown(form)}; it must be sequence or step.")
+    if form == "step" and (back or lengths or reverse):
+        raise InteropError("a step reads neither backward nor lengths; form must be sequence.")
     if back and reverse:
         raise InteropError("the layers read in both directions already, so reverse must be False.")
-    if (back or lengths or reverse) and any(isinstance(p, MLPParams) for p in ahead):
-        raise InteropError(
-            "an MLP reads whole sequences forward, so it takes neither lengths nor a direction."
-        )
+    if reset and (back or reverse):
+        raise InteropError("layers that read backward take no resets, so reset must be False.")
+    if initial is not None and not reset:
+        raise InteropError("initial is what a reset sets, so reset must be True.")
     check_layers(ahead, back)
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
-    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
-    graph = Graph((ahead, back))
-    graph.output("y", "B", "T", H * (2 if back else 1))
-    x = graph.transpose(graph.input("x", "B", "T", features), 1, 0, 2)
-    steps = graph.input("lengths", "B", type=TensorProto.INT32) if lengths else ""
-    x = graph.layers(ahead, x, back, steps, reverse)
-    graph.transpose(x, 1, 0, 2, output="y")
+    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features, all(residual))
+    if initial is not None:
+        initial = as_initial(initial, carry_like(ahead, 1), one=isinstance(layers, Cell))
+    graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
+    graph.output("y", *axes, H * (2 if back else 1))
+    x = graph.input("x", *axes, features)
+    given = Given(
+        form,
+        graph.input("lengths", B, dtype=np.int32) if lengths else "",
+        graph.input("reset", *axes, dtype=bool) if reset else "",
+        initial,
+        reverse,
+        all(residual),
+    )
+    if form == "step":
+        graph.node("Identity", add_layers(graph, ahead, x, None, given), outputs=["y"])
+        return graph.model()
+    given = given._replace(reset=graph.transpose("reset", 1, 0) if reset else "")
+    y = add_layers(graph, ahead, graph.transpose(x, 1, 0, 2), back, given)
+    graph.transpose(y, 1, 0, 2, output="y")
     return graph.model()
 
 
@@ -177,94 +218,76 @@ def parsed(where: str, data: bytes) -> onnx.ModelProto:
 # --- Out
 
 
-class Graph:
-    """A graph under construction, for weights of one dtype.
+class Given(NamedTuple):
+    """How layers are computed, see `to_onnx`; `lengths` and `reset` are names of inputs, or ""."""
 
-    Each method adds something to it and returns its name.
+    form: str = "sequence"
+    lengths: str = ""
+    reset: str = ""
+    initial: Sequence[Any] | None = None
+    reverse: bool = False
+    residual: bool = False
+
+
+_FORWARD = Given()
+
+
+def add_layers(
+    graph: Graph,
+    ahead: Sequence[CellParams],
+    x: str,
+    back: Sequence[CellParams] | None = None,
+    given: Given = _FORWARD,
+) -> str:
+    """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H).
+
+    T is absent in a step.
     """
-
-    def __init__(self, weights: Any) -> None:
-        """Raise InteropError if the weights are neither all float32 nor all float64."""
-        dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(weights)}
-        common.check_dtype("the weights", " and ".join(sorted(dtypes)))
-        self.type = helper.np_dtype_to_tensor_dtype(np.dtype(*dtypes))
-        self.nodes, self.constants, self.inputs, self.outputs = [], {}, [], []
-
-    def input(self, name: str, *shape: int | str, type: int | None = None) -> str:
-        self.inputs.append(helper.make_tensor_value_info(name, type or self.type, shape))
-        return name
-
-    def output(self, name: str, *shape: int | str) -> str:
-        self.outputs.append(helper.make_tensor_value_info(name, self.type, shape))
-        return name
-
-    def constant(self, name: str, value: Any) -> str:
-        self.constants[name] = np.asarray(value)
-        return name
-
-    def node(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
-        """Add a node. Without `outputs` it has one, of a new name; the first is returned."""
-        name = f"{op}.{len(self.nodes)}"
-        outputs = outputs or [f"{name}.out"]
-        self.nodes.append(helper.make_node(op, inputs, outputs, name, **attributes))
-        return outputs[0]
-
-    def transpose(self, x: str, *axes: int, output: str = "") -> str:
-        return self.node("Transpose", x, outputs=[output] if output else (), perm=axes)
-
-    def layers(
-        self,
-        ahead: Sequence[CellParams],
-        x: str,
-        back: Sequence[CellParams] | None = None,
-        lengths: str = "",
-        reverse: bool = False,
-    ) -> str:
-        """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H)."""
-        D = 2 if back else 1
-        for d, stack in enumerate((ahead, back)[:D]):
-            for i, p in enumerate(stack or ()):
-                for part, shape in _carry_parts(p).items():
-                    self.input(f"carry.{_path(i, d, D)}.{part}", "B", *shape)
-                    self.output(f"carry_out.{_path(i, d, D)}.{part}", "B", *shape)
-        for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
-            pair = jax.tree.map(np.asarray, pair)
-            add = _add_mlp if isinstance(pair[0], MLPParams) else _add_recurrent
-            x = add(self, i, pair, x, lengths, reverse)
-        return x
-
-    def model(self) -> onnx.ModelProto:
-        """Return the model; the same weights always give the same bytes."""
-        constants = [numpy_helper.from_array(c, name) for name, c in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, constants)
-        opsets = [helper.make_opsetid("", _OPSET)]
-        return helper.make_model(
-            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="jaxgru"
-        )
+    D = 2 if back else 1
+    for d, stack in enumerate((ahead, back)[:D]):
+        for i, p in enumerate(stack or ()):
+            for part, shape in _carry_parts(p).items():
+                graph.input(f"carry.{_path(i, d, D)}.{part}", B, *shape)
+                graph.output(f"carry_out.{_path(i, d, D)}.{part}", B, *shape)
+    for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
+        pair = jax.tree.map(np.asarray, pair)
+        marked = given.lengths or given.reset or given.reverse or back
+        if given.form == "step":
+            add = _add_step
+        elif has_operator(pair[0]) and not given.reset:
+            add = _add_recurrent
+        elif isinstance(pair[0], MLPParams) and not marked:
+            add = _add_mlp
+        else:
+            add = _add_scan
+        y = add(graph, i, pair, x, given)
+        x = graph.node("Add", y, x) if given.residual and i else y
+    return x
 
 
-def check_layers(ahead: Sequence[CellParams], back: Sequence[CellParams] | None = None) -> None:
-    """Raise InteropError if ONNX lacks a layer, or two directions of one differ."""
-    known = dict.fromkeys((GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams, MLPParams))
-    has = "ONNX has a GRU, an LSTM and an RNN, and a convolution for an MLP"
+def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> None:
+    """Raise InteropError if one is not a layer, or two directions of one differ."""
     for p in (*ahead, *(back or ())):
-        common.found(p, known, has)
-        if not isinstance(p, MLPParams) and p.U.ndim == 3:
+        if not isinstance(p, Cell):
             raise InteropError(
-                "ONNX has no block-diagonal weights, as num_blocks makes them; "
-                "jaxgru.cells.products.dense returns the layer with matrices."
+                f"{a_type(p)} cannot be converted; a layer is what init_gru returns."
             )
     for i, (p, q) in enumerate(zip(ahead, back or (), strict=False)):
         if (type(p), sizes(p)) != (type(q), sizes(q)):
             raise InteropError(f"the two directions of layer {i} must be of one kind and size.")
 
 
+def has_operator(p: CellParams) -> bool:
+    """Return whether ONNX has an operator for such a layer over a sequence."""
+    return type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams) and p.U.ndim == 2
+
+
 def _carry_parts(p: CellParams) -> dict[str, tuple[int, ...]]:
     """Return the parts of a layer's carry, and their shapes without the batch."""
-    E, H = sizes(p)
-    if isinstance(p, MLPParams):
-        return {"h": (H,), "context": (len(p.W) - 1, E)}
-    return {"h": (H,), "c": (H,)} if isinstance(p, LSTMParams) else {"h": (H,)}
+    (carry,) = carry_like([p], 1)
+    others = ("context",) if isinstance(p, MLPParams) else map(str, itertools.count(1))
+    names = getattr(carry, "_fields", ("h", *itertools.islice(others, len(carry) - 1)))
+    return {name: part.shape[1:] for name, part in zip(names, jax.tree.leaves(carry), strict=True)}
 
 
 def _path(i: int, d: int, directions: int) -> str:
@@ -273,7 +296,7 @@ def _path(i: int, d: int, directions: int) -> str:
 
 
 def _add_recurrent(
-    graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, lengths: str, reverse: bool
+    graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, given: Given
 ) -> str:
     layer, p, cell = f"layers.{i}", layers[0], cell_of(layers[0]).name
     each = [common.stacked(p, ORDER[cell]) for p in layers]
@@ -290,15 +313,15 @@ def _add_recurrent(
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
-    if len(layers) == 2 or reverse:
+    if len(layers) == 2 or given.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
     y = graph.node(
-        cell.upper(), x, *weights, lengths, *states, outputs=[f"{layer}.y", *lasts], **options
+        cell.upper(), x, *weights, given.lengths, *states, outputs=[f"{layer}.y", *lasts], **options
     )
     for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
-        if lengths:  # of a row without steps, ONNX Runtime returns zeros
-            some = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
+        if given.lengths:  # of a row without steps, ONNX Runtime returns zeros
+            some = graph.node("Greater", given.lengths, graph.constant("zero", np.int32(0)))
             some = graph.node("Unsqueeze", some, graph.constant("axis_1", [1]))
             last = graph.node("Where", some, last, state)
         for d, path in enumerate(paths):
@@ -326,6 +349,99 @@ def _add_mlp(graph: Graph, i: int, layers: tuple[MLPParams], x: str, *_: Any) ->
     h = graph.transpose(graph.node("Tanh", a), 2, 0, 1)
     graph.node("Gather", h, graph.constant("last", -1), outputs=[f"carry_out.{i}.h"])
     return h
+
+
+def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, given: Given) -> str:
+    """Add one step of a layer, as its cell's equations have it."""
+    (p,) = layers
+    weights, carry = _named(f"layers.{i}", p, constant), _carry(graph, p, f"carry.{i}.")
+    reset: Any = graph.value(given.reset, B, dtype=bool) if given.reset else None
+    marks = Marks(reset, _initial(given, i))
+    step = lambda p, carry, x, marks: _step(p, carry, p.inputs(x), marks)
+    h, after = graph.add(
+        type(p).__name__, step, weights, carry, graph.value(x, B, sizes(p)[0]), marks
+    )
+    for part, value in zip(_carry_parts(p), jax.tree.leaves(after), strict=True):
+        graph.node("Identity", value.name, outputs=[f"carry_out.{i}.{part}"])
+    return h.name
+
+
+def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, given: Given) -> str:
+    """Add a loop over the steps of a layer, each as its cell's equations have it.
+
+    The weights are in the graph as they are, so that a file of them can be read back.
+    """
+    sides = []
+    for d, p in enumerate(layers):
+        path, what, parts = _path(i, d, len(layers)), type(p).__name__, _carry_parts(p)
+        stored = lambda name, leaf: graph.value(graph.constant(name, leaf), *leaf.shape)
+        weights = _named(f"layers.{path}", p, stored)
+        x_TB = graph.value(x, T, B, sizes(p)[0])
+        scanned = {"a": graph.add(what, lambda p, x: p.inputs(x), weights, x_TB)}
+        reset, real = given.reset, _real(graph, x, given.lengths) if given.lengths else ""
+        if reset and real:  # a reset in the padding does not count
+            reset = graph.node("And", reset, real)
+        flags = {"reset": reset, "real": real}
+        scanned |= {n: graph.value(flag, T, B, dtype=bool) for n, flag in flags.items() if flag}
+        body = graph.body(f"scan.{path}")
+        carry = _carry(body, p, body.prefix)
+        for value in jax.tree.leaves(carry):
+            body.input(value.name, *value.shape)
+        now: Any = {
+            name: body.value(f"{body.prefix}{name}", *value.shape[1:], dtype=value.dtype)
+            for name, value in scanned.items()
+        }
+        for value in now.values():
+            body.input(value.name, *value.shape, dtype=value.dtype)
+        marks = Marks(now.get("reset"), _initial(given, i), now.get("real"))
+        h, after = body.add(what, _step, weights, carry, now["a"], marks)
+        for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
+            output = body.output(f"{body.prefix}{part}_out", *value.shape)
+            body.node("Identity", value.name, outputs=[output])
+        reads, back = [f"carry.{path}.{part}" for part in parts], int(d or given.reverse)
+        reads += [value.name for value in scanned.values()]
+        outputs = [*(f"carry_out.{path}.{part}" for part in parts), f"layers.{path}.y"]
+        graph.node(
+            "Scan", *reads, outputs=outputs, body=body.proto(), num_scan_inputs=len(scanned),
+            scan_input_directions=[back] * len(scanned), scan_output_directions=[back],
+        )  # fmt: skip
+        sides.append(outputs[-1])
+    return sides[0] if len(sides) == 1 else graph.node("Concat", *sides, axis=2)
+
+
+def _step(p: CellParams, carry: Any, a: Any, marks: Marks) -> tuple[Any, Any]:
+    """Compute one step: h, zeros where it is padding, and the next carry."""
+    equations = lambda carry: (p.step(PLAIN, carry, a), None)
+    after, _, _ = advance(PLAIN, equations, carry, marks)
+    h = hidden(after)
+    return h if marks.real is None else PLAIN.choose(marks.real, h), after
+
+
+def _named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> CellParams:
+    """Return a layer of what `value` makes of each weight's name, as "layers.0.W", and array."""
+    named = lambda path, leaf: value(f"{name}.{jax.tree_util.keystr(path, simple=True)}", leaf)
+    return jax.tree_util.tree_map_with_path(named, p)
+
+
+def _carry(graph: Graph, p: CellParams, prefix: str) -> Any:
+    """Return a layer's carry, of the tensors with these names."""
+    values = [graph.value(f"{prefix}{part}", B, *shape) for part, shape in _carry_parts(p).items()]
+    return jax.tree.unflatten(jax.tree.structure(carry_like([p], 1)[0]), values)
+
+
+def _initial(given: Given, i: int) -> Any:
+    """Return what a reset of layer i sets; None: zeros."""
+    return given.initial and jax.tree.map(lambda leaf: constant("initial", leaf), given.initial[i])
+
+
+def _real(graph: Graph, x: str, lengths: str) -> str:
+    """Add (T, B): whether a step is none of the padding. x is (T, B, F)."""
+    zero, one = (graph.constant(name, np.int64(name)) for name in "01")
+    T = graph.node("Squeeze", graph.node("Shape", x, end=1))
+    steps = graph.node(
+        "Unsqueeze", graph.node("Range", zero, T, one), graph.constant("axis_1", [1])
+    )
+    return graph.node("Less", steps, graph.node("Cast", lengths, to=TensorProto.INT64))
 
 
 # --- In

@@ -20,6 +20,8 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from jaxgru.libraries.onnx import from_onnx, to_onnx  # noqa: E402
+from jaxgru.libraries.onnx_graph import B as symbolic_B  # noqa: E402
+from jaxgru.libraries.onnx_graph import Graph  # noqa: E402
 
 TOLERANCE = 1e-5  # some roundings of values of about 1
 KEY, GRU, GRU6 = jax.random.key(0), layer("gru"), layer("gru", 6)
@@ -112,16 +114,19 @@ class TestOut:
         "layers, options, says",
         [
             ([], {}, "there is no layer"),
-            ([{}], {}, "a dict cannot be converted: ONNX has a GRU"),
+            ([{}], {}, "a dict cannot be converted; a layer is what init_gru returns"),
             ([GRU, GRU], {}, "has 6 features per step; layer 1 takes 4"),
             ([[GRU], [layer("rnn")]], {}, "directions of layer 0 must be of one kind and size"),
             ([GRU], {"backward": [GRU, GRU]}, "there are 1 forward and 2 backward layers"),
             ([GRU, GRU6], {"backward": [GRU, GRU6]}, "has 12 features per step; layer 1 takes 6"),
             (GRU, {"backward": GRU, "reverse": True}, "in both directions already"),
-            (MLP, {"reverse": True}, "an MLP reads whole sequences forward"),
+            (GRU, {"form": "steps"}, "form is 'steps'; it must be sequence or step"),
+            (GRU, {"form": "step", "lengths": True}, "a step reads neither backward nor lengths"),
+            (GRU, {"reset": True, "reverse": True}, "read backward take no resets, so reset must"),
+            (GRU, {"initial": np.zeros(6)}, "initial is what a reset sets, so reset must be True"),
+            (GRU, {"reset": True, "initial": np.zeros(5)}, "the shapes of initial are .5,.; these"),
+            ((jaxgru.ResidualStack((GRU,)), [GRU]), {}, "only one direction is a ResidualStack"),
             (GRU.replace(W=jnp.bfloat16(GRU.W)), {}, "are bfloat16 and float32; they must be"),
-            (jaxgru.init_lstm(KEY, 3, 4, proj_size=2), {}, "a ProjectedLSTMParams cannot be conv"),
-            (jaxgru.init_gru(KEY, 3, 4, num_blocks=2), {}, "dense returns the layer with matrices"),
         ],
     )
     def test_refusals(self, layers, options, says):
@@ -138,6 +143,155 @@ class TestOut:
             parts.append(y)
         ours, carry = jaxgru.unroll(MLP, x, start)
         close([ours, *jax.tree.leaves(carry)], [np.concatenate(parts, axis=1), h, context])
+
+
+CELLS = {
+    **{kind: layer(kind) for kind in LAYERS},
+    "mlp": MLP,
+    **{
+        kind: randomized(init(KEY, 4, 6, **options))
+        for kind, (init, options) in {
+            "gru of blocks": (jaxgru.init_gru, dict(num_blocks=2, second_bias=True)),
+            "lstm of blocks": (jaxgru.init_lstm, dict(num_blocks=3)),
+            "gru, layer norm": (jaxgru.init_gru, dict(layer_norm=True)),
+            "lstm, layer norm": (jaxgru.init_lstm, dict(layer_norm=True, num_blocks=2)),
+            "projection": (jaxgru.init_lstm, dict(proj_size=3)),
+            "min_gru": (jaxgru.init_min_gru, {}),
+            "mogrifier_gru": (jaxgru.init_mogrifier_gru, dict(rank=2)),
+        }.items()
+    },
+}
+PLAIN = {
+    "Add", "Concat", "Div", "Identity", "MatMul", "Mul", "Not", "Reciprocal", "ReduceSum",
+    "Reshape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    "Where",
+}  # fmt: skip
+
+
+def rows(B, tree):
+    return jax.tree.map(lambda leaf: leaf[:B], tree)
+
+
+def in_float64(function, layers, *inputs, **flags):
+    """The results in float64, once for all batches, whose rows do not see one another."""
+    with jax.enable_x64(True):
+        double = lambda leaf: jnp.asarray(leaf, jnp.float64)
+        return function(*jax.tree.map(double, (layers, *inputs)), **flags)
+
+
+class TestCells:
+    """Of any cell, by its equations."""
+
+    @pytest.mark.parametrize("kind", CELLS)
+    def test_a_step(self, kind):
+        """Of plain operators; some rows are reset."""
+        p = CELLS[kind]
+        x, reset = normal(7, 4, dtype=np.float32), np.arange(7) % 3 == 1
+        carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(p, 7)))
+        ours = in_float64(jaxgru.step, p, x, carry, reset=reset)
+        model = to_onnx(p, form="step", reset=True)
+        onnx.checker.check_model(model, full_check=True)
+        assert {node.op_type for node in model.graph.node} <= PLAIN
+        run, names = runtime(model), [value.name for value in model.graph.input]
+        assert names[:2] == ["x", "reset"]
+        for B in (1, 2, 7):
+            inputs = rows(B, [x, reset, *jax.tree.leaves(carry)])
+            close(rows(B, ours), run(**dict(zip(names, inputs, strict=True))))
+
+    @pytest.mark.parametrize("kind", [kind for kind in CELLS if kind not in LAYERS])
+    def test_a_sequence(self, kind):
+        """Both directions, padding, from any carry."""
+        p, q = CELLS[kind], randomized(CELLS[kind], seed=5)
+        x, lengths = normal(7, 5, 4, dtype=np.float32), np.array([5, 0, 2, 1, 3, 4, 5], np.int32)
+        carry = jax.eval_shape(lambda: (jaxgru.initial_carry(p, 7),) * 2)
+        carry = randomized(carry)
+        ours = in_float64(jaxgru.bidirectional, p, q, x, carry, lengths=lengths)
+        model = to_onnx(p, q, lengths=True)
+        onnx.checker.check_model(model, full_check=True)
+        run, names = runtime(model), [value.name for value in model.graph.input]
+        for B in (1, 7):
+            inputs = rows(B, [x, lengths, *jax.tree.leaves(carry)])
+            close(rows(B, ours), run(**dict(zip(names, inputs, strict=True))))
+
+    @pytest.mark.parametrize("form", ["step", "sequence"])
+    def test_a_residual_stack_of_several_cells(self, form):
+        """A reset sets another state than zeros; with padding, it does not count there."""
+        layers = [CELLS["lstm"], layer("gru", 6), randomized(jaxgru.init_min_gru(KEY, 6, 6))]
+        layers = jaxgru.ResidualStack(tuple(layers))
+        flags = {"reset": np.random.default_rng(3).random((3, 4)) < 0.5}
+        options = {"lengths": np.array([4, 1, 2], np.int32)} if form == "sequence" else {}
+        x = normal(3, 4, 4, dtype=np.float32)
+        carry, initial = (
+            randomized(jax.eval_shape(lambda B=B: jaxgru.initial_carry(layers, B)), seed=B)
+            for B in (3, 1)
+        )
+        initial = jax.tree.map(lambda leaf: leaf[0], initial)
+        if form == "step":
+            x, flags["reset"] = x[:, 0], flags["reset"][:, 1]
+        ours = in_float64(
+            jaxgru.unroll if options else jaxgru.step, layers, x, carry, initial=initial,
+            **flags, **options,
+        )  # fmt: skip
+        model = to_onnx(layers, form=form, reset=True, initial=initial, lengths=bool(options))
+        inputs = [x, *options.values(), flags["reset"], *jax.tree.leaves(carry)]
+        names = [value.name for value in model.graph.input]
+        close(ours, runtime(model)(**dict(zip(names, inputs, strict=True))))
+
+    def test_one_step_of_a_sequence(self):
+        """Weights are in the graph once, and unchanged."""
+        p = CELLS["mogrifier_gru"]
+        model, x = to_onnx(p), normal(1, 1, 4, dtype=np.float32)
+        close(jaxgru.unroll(p, x), runtime(model)(**{"x": x, "carry.0.h": np.zeros((1, 6), "f4")}))
+        stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        for name, weight in vars(p).items():
+            assert same_bits(stored[f"layers.0.{name}"], np.asarray(weight))
+        assert sum(a.size for a in stored.values() if a.dtype == np.float32) == sum(
+            leaf.size
+            for leaf in [*jax.tree.leaves(p), np.zeros(2)]  # and 1.0 and 2.0
+        )
+
+
+# What a cell of somebody else's may compute of a (B, 4)
+FUNCTIONS = [
+    jax.nn.relu, jax.nn.elu, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.hard_tanh,
+    jax.nn.leaky_relu, jax.nn.standardize, jnp.sin, jnp.sign, jnp.exp, jnp.floor,
+    lambda a: jnp.clip(a, -0.5, 0.5) ** 3,
+    lambda a: jax.lax.clamp(-0.5, a, 0.5),
+    lambda a: jnp.where((a > 0) & ~(a >= 1) | (a != a[:, :1]), a, 2),
+    lambda a: jax.lax.erf(a) ** 2 * a.max(-1, keepdims=True) - a.min(-1)[:, None],
+    lambda a: jnp.stack([a[:, 1], a[:, -1]], 1)[:, None] @ a[:, None, 1:3].swapaxes(1, 2),
+    lambda a: jnp.concatenate([jnp.zeros((a.shape[0], 1)), a, jnp.pad(a, [(0, 0), (1, 0)])], 1),
+    lambda a: jnp.einsum("bij,bjk->kb", a.reshape(-1, 2, 2), a.reshape(-1, 2, 2)[:, ::1]),
+    lambda a: jnp.tile(a, (1, 2)) * jnp.repeat(a, 2, axis=1),
+    lambda a: jnp.einsum("ij,bj->ib", np.arange(8, dtype=np.float32).reshape(2, 4), a),
+]  # fmt: skip
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("B", [1, 3])
+    def test_the_same_numbers(self, B):
+        graph = Graph(np.zeros((), np.float32))
+        functions = lambda a: [function(a) for function in FUNCTIONS]
+        a = graph.value(graph.input("a", "B", 4), symbolic_B, 4)
+        for i, value in enumerate(graph.add("these", functions, a)):
+            graph.node("Identity", value.name, outputs=[graph.output(f"y{i}", *value.shape)])
+        a = normal(B, 4, dtype=np.float32)
+        close(functions(a), runtime(graph.model())(a=a))
+
+    @pytest.mark.parametrize(
+        "function, says",
+        [
+            (lambda a: jnp.cumsum(a, 1), "A cell computes JAX's cumsum, which jaxgru cannot"),
+            (lambda a: a.mean(0), "A cell computes JAX's dim_as_value"),
+            (lambda a: a[:, np.array([2, 0])], "A cell computes an index that is an array"),
+            (lambda a: a[:, ::2], "A cell computes "),
+            (lambda a: a + jnp.zeros(len(a)), r"A cell needs the batch size .* write h.shape\[0\]"),
+        ],
+    )
+    def test_refusals(self, function, says):
+        graph = Graph(np.zeros((), np.float32))
+        with pytest.raises(InteropError, match=says):
+            graph.add("A cell", function, graph.value("a", symbolic_B, 4))
 
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}

@@ -20,13 +20,14 @@ from jaxgru.cells import CellParams, MLPParams, sizes
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
-from jaxgru.libraries.onnx import Graph, check_layers, layer_of, parsed
+from jaxgru.libraries.onnx import add_layers, check_layers, has_operator, layer_of, parsed
+from jaxgru.libraries.onnx_graph import B, Graph, T
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
-from jaxgru.lm.model import Params, flatten
+from jaxgru.lm.model import Params, flatten, unflatten
 
 with needs("onnx"):
     import onnx
@@ -77,6 +78,9 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
 
     def layer(i: int, p: CellParams) -> CellParams:
         (E, H), at = sizes(p), f"layers.{i}."
+        if not (has_operator(p) or isinstance(p, MLPParams)):
+            weights = {name: array(at + name, *leaf.shape) for name, leaf in flatten(p).items()}
+            return unflatten(p, weights)
         if isinstance(p, MLPParams):
             W = array(f"{at}W", H, E, len(p.W))  # (H, E, K)
             return MLPParams(jnp.asarray(W.transpose(2, 1, 0)), jnp.asarray(array(f"{at}b", H)))
@@ -119,17 +123,18 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     tokens can also be called −1, −2, …. `jaxgru.libraries.onnx.to_onnx` converts layers alone.
 
     Raises:
-      InteropError: ONNX has no operator for a layer; or the weights are neither all float32 nor all
-        float64 (for which most runtimes lack the operators), or not known, as under `jit`.
+      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; or the weights are
+        neither all float32 nor all float64 (for which most runtimes lack the operators), or not
+        known, as under `jit`.
     """
     common.check_known(params, "an ONNX graph")
     check_layers(params.layers)
     V, E = params.embedding.shape
     graph = Graph(params)
-    graph.output("logits", "B", "T", V)
-    tokens = graph.transpose(graph.input("tokens", "B", "T", type=TensorProto.INT32), 1, 0)
+    graph.output("logits", B, T, V)
+    tokens = graph.transpose(graph.input("tokens", B, T, dtype=np.int32), 1, 0)
     x = graph.node("Gather", graph.constant("embedding", params.embedding), tokens)
-    x = graph.transpose(graph.layers(params.layers, x), 1, 0, 2)
+    x = graph.transpose(add_layers(graph, params.layers, x), 1, 0, 2)
     if params.norm is not None:
         norm = [graph.constant(f"norm.{name}", w) for name, w in vars(params.norm).items()]
         x = graph.node("LayerNormalization", x, *norm, axis=-1, epsilon=1e-5)
