@@ -279,7 +279,9 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
 
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
-    return type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams) and p.U.ndim == 2
+    plain = {*vars(p)} <= {"W", "U", "b", "c", "cn"}  # a field that is new here changes equations
+    known = type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams)
+    return known and plain and p.U.ndim == 2
 
 
 def _carry_parts(p: CellParams) -> dict[str, tuple[int, ...]]:

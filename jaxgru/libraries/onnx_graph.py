@@ -392,27 +392,27 @@ _ELEMENTWISE: dict[str, Callable[..., str]] = {
         "mul", "neg", "not", "or", "pow", "sign", "sin", "sqrt", "sub", "tanh", "xor",
     )},
     "add_any": _op("Add"),
-    "clamp": lambda graph, low, x, high: graph.node("Min", graph.node("Max", x, low), high),
+    "clamp": lambda graph, low, x, high, **_: graph.node("Min", graph.node("Max", x, low), high),
     "convert_element_type": lambda graph, x, *, new_dtype, **_: graph.node(
         "Cast", x, to=_type(new_dtype)
     ),
     "copy": _op("Identity"),
-    "stop_gradient": _op("Identity"),
     "eq": _op("Equal"),
     "expm1": lambda graph, x, **_: graph.node("Sub", graph.node("Exp", x), _one(graph)),
     "ge": _op("GreaterOrEqual"),
     "gt": _op("Greater"),
-    "integer_pow": lambda graph, x, *, y: graph.node(
+    "integer_pow": lambda graph, x, *, y, **_: graph.node(
         "Pow", x, graph.constant(f"{y}.0", np.array(y, graph.dtype))
     ),
     "le": _op("LessOrEqual"),
     "log1p": lambda graph, x, **_: graph.node("Log", graph.node("Add", x, _one(graph))),
     "logistic": _op("Sigmoid"),
     "lt": _op("Less"),
-    "ne": lambda graph, x, y: graph.node("Not", graph.node("Equal", x, y)),
+    "ne": lambda graph, x, y, **_: graph.node("Not", graph.node("Equal", x, y)),
     "rsqrt": lambda graph, x, **_: graph.node("Reciprocal", graph.node("Sqrt", x)),
-    "select_n": lambda graph, flag, x, y: graph.node("Where", flag, y, x),
-    "square": lambda graph, x: graph.node("Mul", x, x),
+    "select_n": lambda graph, flag, x, y, **_: graph.node("Where", flag, y, x),
+    "stop_gradient": _op("Identity"),
+    "square": lambda graph, x, **_: graph.node("Mul", x, x),
 }  # fmt: skip
 """(graph, names of inputs, the primitive's parameters) → the name of the output."""
 

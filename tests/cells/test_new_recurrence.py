@@ -18,7 +18,6 @@ from jaxgru import cells
 from jaxgru.cells.base import Cell, struct
 from jaxgru.lm.config import load_config
 from jaxgru.lm.evaluation import window_loss
-from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 
 
@@ -152,10 +151,11 @@ def test_the_guides_dreamer_gru(n):
 
 
 @pytest.mark.slow
-def test_it_is_saved(run, tmp_path):
+@pytest.mark.parametrize("name", ["mgu.safetensors", "mgu.onnx"])
+def test_it_is_saved(name, run, tmp_path):
     params, config, tokenizer = jaxgru.lm.load(run)
-    save_safetensors(tmp_path / "mgu.safetensors", params, config, tokenizer)
-    again, config_again, _ = load_safetensors(tmp_path / "mgu.safetensors")
+    jaxgru.lm.save(tmp_path / name, params, config, tokenizer)
+    again, config_again, _ = jaxgru.lm.load(tmp_path / name)
     data = dataclasses.replace(config.data, corpus=f"./{Path(config.data.corpus).name}")
     assert config_again == dataclasses.replace(config, data=data)
     chex.assert_trees_all_equal(again, params)

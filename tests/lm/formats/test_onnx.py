@@ -51,13 +51,8 @@ CONFIGS = {
     "smallest gru": ModelConfig("gru", 2, 1, 1, reset_gate="before"),
     "smallest lstm": ModelConfig("lstm", 2, 1, 1),
 }
-FULL_SIZE = [
-    "astra_alpha",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in "astra_beta astra_gamma scribe_alpha scribe_beta scribe_gamma leviathan".split()
-    ),
-]
+SLOW = "astra_beta astra_gamma scribe_alpha scribe_beta scribe_gamma leviathan best_gru".split()
+FULL_SIZE = ["astra_alpha", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 NUM_TOKENS = 500  # of greedy text
 
 # Float32: what we promise of logits, which are up to 17: some roundings of 1e-6 (of them as well
