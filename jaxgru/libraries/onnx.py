@@ -8,13 +8,13 @@
 
 B and T are dynamic and at least 1; with 0, ONNX Runtime's GRU crashes the process. The carry's
 arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the
-outputs of one call are inputs of the next. Zeros start a sequence. Of two directions they are
-carry.forward.0.h, …, then carry.backward.0.h, …. With `form="step"` it computes `jaxgru.step`, and
-nothing has the axis T.
+outputs of one call are inputs of the next; parts of a carry without names are numbered. Zeros start
+a sequence. Of two directions they are carry.forward.0.h, …, then carry.backward.0.h, …. With
+`form="step"` the graph computes `jaxgru.step`, and nothing has the axis T.
 
 A GRU, LSTM or RNN is ONNX's operator of that name, and an MLP a convolution over time. For other
-cells, and for resets, `onnx_graph.py` writes the cell's step as matrix products and elementwise
-operators, and the operator Scan repeats it. A graph of one step consists of these alone.
+cells, and for resets, `onnx_graph.py` writes the cell's step with plain operators, such as MatMul,
+Add and Sigmoid, and the operator Scan repeats it. A graph of one step has plain operators only.
 
 ONNX's weights have an axis for the directions: W (D, G·H, E), R (D, G·H, H), B (D, 2·G·H), where B
 has an input bias and a recurrent bias for every gate. A GRU's z weights the old state, and its
