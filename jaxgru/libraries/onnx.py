@@ -174,8 +174,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
     the caller's arguments here, and its `layout` only concerns those, the input and the output.
     A GRU applies the reset gate before the product if its `linear_before_reset` is 0, and after it
     if that is 1. Its two biases of z and r are kept; those that act only as their sum are added.
-    Of a graph that `to_onnx` made, these are its layers bit for bit (absent second biases of a GRU
-    are zeros).
+    Of a graph that `to_onnx` made of such nodes, these are its layers bit for bit (absent second
+    biases of a GRU are zeros).
 
     Args:
       model: a graph, or the path of its file; weights in files beside it are then read, too.

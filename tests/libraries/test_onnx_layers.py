@@ -10,7 +10,7 @@ from against import LAYERS, layer, normal, precision, randomized
 from random_models import same_bits
 
 import jaxgru
-from jaxgru.cells import init_mlp
+from jaxgru.cells import RNNParams, init_mlp, struct
 from jaxgru.libraries import InteropError
 
 onnx = pytest.importorskip("onnx")
@@ -145,8 +145,17 @@ class TestOut:
         close([ours, *jax.tree.leaves(carry)], [np.concatenate(parts, axis=1), h, context])
 
 
+@struct
+class ReluRNN(RNNParams):
+    """Somebody's own cell, which ONNX's RNN is not."""
+
+    def step(self, layout, h, a):
+        return jax.nn.relu(a + layout.times(self.U, h))
+
+
 CELLS = {
     **{kind: layer(kind) for kind in LAYERS},
+    "a subclass": ReluRNN(**vars(layer("rnn"))),
     "mlp": MLP,
     **{
         kind: randomized(init(KEY, 4, 6, **options))
@@ -162,7 +171,7 @@ CELLS = {
     },
 }
 PLAIN = {
-    "Add", "Concat", "Div", "Identity", "MatMul", "Mul", "Not", "Reciprocal", "ReduceSum",
+    "Add", "Concat", "Div", "Identity", "MatMul", "Max", "Mul", "Not", "Reciprocal", "ReduceSum",
     "Reshape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Unsqueeze",
     "Where",
 }  # fmt: skip
