@@ -34,9 +34,7 @@ class _GRU(Cell):
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
     name: ClassVar[str] = "gru"
-    options: ClassVar[frozenset[str]] = frozenset(
-        {"second_bias", "reset_gate", "num_blocks", "initial_weights"}
-    )
+    options: ClassVar[frozenset[str]] = frozenset({"second_bias", "reset_gate", "num_blocks"})
     gates: ClassVar[str] = "zrn"
 
     @classmethod

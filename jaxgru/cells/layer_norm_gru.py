@@ -39,7 +39,7 @@ class LayerNormGRUParams(Cell):
     w: Float[Array, "GH"]
     u: Float[Array, "GH"]
     name: ClassVar[str] = "layer_norm_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
     gates: ClassVar[str] = "zrn"
 
     @classmethod

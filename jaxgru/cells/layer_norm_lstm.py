@@ -49,7 +49,7 @@ class LayerNormLSTMParams(AnyLSTM):
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
     name: ClassVar[str] = "layer_norm_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:

@@ -51,7 +51,7 @@ class LSTMParams(AnyLSTM):
     U: StateWeights
     b: Float[Array, "GH"]
     name: ClassVar[str] = "lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "initial_weights"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:

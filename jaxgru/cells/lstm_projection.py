@@ -31,7 +31,7 @@ class ProjectedLSTMParams(AnyLSTM):
     b: Float[Array, "GH"]
     P: Float[Array, "H p"]
     name: ClassVar[str] = "projected_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"proj_size", "initial_weights"})
+    options: ClassVar[frozenset[str]] = frozenset({"proj_size"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:

@@ -44,7 +44,7 @@ class MogrifierGRUParams(Cell):
     Ra: Float[Array, "m E k"]
     Rb: Float[Array, "m k H"]
     name: ClassVar[str] = "mogrifier_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank", "initial_weights"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank"})
     gates: ClassVar[str] = "zrn"
 
     @classmethod

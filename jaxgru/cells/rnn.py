@@ -30,7 +30,6 @@ class RNNParams(Cell):
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
     name: ClassVar[str] = "rnn"
-    options: ClassVar[frozenset[str]] = frozenset({"initial_weights"})
     gates: ClassVar[str] = "h"
 
     @classmethod

@@ -127,7 +127,7 @@ def to_onnx(
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
     check_stack([*zip(ahead, back, strict=True)] if back else ahead, features, all(residual))
     if initial is not None:
-        initial = as_initial(initial, carry_like(ahead, 1), one=isinstance(layers, Cell))
+        initial = as_initial(initial, carry_like(ahead, 1), isinstance(layers, Cell), None, (1,))
     graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
     graph.output("y", *axes, H * (2 if back else 1))
     x = graph.input("x", *axes, features)

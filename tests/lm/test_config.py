@@ -318,7 +318,7 @@ class TestRefusals:
         "overrides, says",
         [
             ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
-            ({"model.cell": "min_gru", "model.initial_weights": "orthogonal"},
+            ({"model.cell": "mlp", "model.context_length": 3},
              "weight_drop is 0.3, but it is only for cells with recurrent matrices."),
             ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
             ({"data.batches": "crops", "training.random_offset": False},

@@ -69,7 +69,8 @@ class ModelConfig(Section):
     )
     initial_weights: Literal["orthogonal", "pytorch"] = recipe(
         "orthogonal",
-        "of the cells: recurrent ones orthogonal, as in Flax; or all uniform, as in the study",
+        "of cells with recurrent weights: orthogonal, as Flax's; or uniform, as torch.nn.Linear's "
+        "and the study's",
     )
     final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
 
