@@ -26,6 +26,7 @@ LAYERS = {
     ),
     "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
     "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),
+    "rnn, relu": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype, activation="relu"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar
 
 import jax
@@ -14,6 +15,9 @@ from jaxgru.cells.base import Cell, Hidden, plus, register, sizes_of_gates, stru
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
+from jaxgru.errors import shown
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 
 @register
@@ -23,18 +27,23 @@ class RNNParams(Cell):
 
         h' = tanh(x·W + h·U + b)
 
-    See Elman 1990 (Cognitive Science 14(2)).
+    See Elman 1990 (Cognitive Science 14(2)). With the `activation` "relu", ReLU takes the place of
+    tanh, as in `torch.nn.RNN(nonlinearity="relu")`; see Le et al. 2015 (arXiv 1504.00941).
     """
 
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
+    activation: str = field(default="tanh", metadata={"static": True})
     name: ClassVar[str] = "rnn"
+    options: ClassVar[frozenset[str]] = frozenset({"activation"})
     gates: ClassVar[str] = "h"
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> RNNParams:
-        return init_rnn(key, E, H, dtype=dtype, init=options.initial_weights)
+        return init_rnn(
+            key, E, H, dtype=dtype, init=options.initial_weights, activation=options.activation
+        )
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(1, self.W, self.U, [(1, self.b)])
@@ -45,7 +54,7 @@ class RNNParams(Cell):
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B H"]) -> Hidden:
         """Compute one step: h → h'."""
-        return jnp.tanh(a + layout.times(self.U, h))
+        return ACTIVATIONS[self.activation](a + layout.times(self.U, h))
 
 
 def init_rnn(
@@ -54,6 +63,7 @@ def init_rnn(
     hidden_dim: int,
     *,
     dtype: DTypeLike = jnp.float32,
+    activation: str = "tanh",
     init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
@@ -68,6 +78,7 @@ def init_rnn(
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
       dtype: of the parameters, floating-point.
+      activation: "tanh" or "relu".
       init: "orthogonal" or "pytorch"; see above.
       kernel_init: draws W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
@@ -75,12 +86,16 @@ def init_rnn(
       bias_init: draws b (H,) instead.
 
     Raises:
-      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
-        floating-point; or an initializer is not a function, or does not return floating-point
-        numbers of the given shape.
+      ValueError: `activation` or `init` is unknown; a size is not a positive whole number; the
+        dtype is not floating-point; or an initializer is not a function, or does not return
+        floating-point numbers of the given shape.
     """
+    if activation not in list(ACTIVATIONS):  # a list has no hash
+        raise ValueError(
+            f"activation is {shown(activation)}; it must be one of {', '.join(ACTIVATIONS)}."
+        )
     W, U, b = initializers(
         in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
     )
     k = jax.random.split(key, 3)
-    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]))
+    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]), activation=activation)

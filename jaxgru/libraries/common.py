@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
+RELU = (jax.nn.relu,)
 
 # --- Weights
 
@@ -196,18 +197,24 @@ def found(layer: Any, known: Mapping[type, T], theirs: str) -> T:
 
 
 def check_options(what: str, module: Any, **known: Sequence[Any]) -> None:
-    """Raise InteropError if a module has such an attribute, with none of the known values.
+    """Raise InteropError if a module has such an attribute, with none of the known values."""
+    word = lambda value: getattr(value, "__name__", shown(value))
+    for name, values in known.items():
+        if not is_one_of(value := getattr(module, name, values[0]), values):
+            wanted = " or ".join(dict.fromkeys(map(word, values)))
+            raise InteropError(f"{what} has {name}={word(value)}; it must be {wanted}.")
 
-    `copy.deepcopy` makes new objects of jitted functions, as `jax.nn.sigmoid` is, without a name;
-    they trace to the same program.
+
+def is_one_of(value: Any, known: Sequence[Any]) -> bool:
+    """Return whether a value is a known one, or a copy of a known function of JAX's.
+
+    `copy.deepcopy` makes new objects of `jax.nn.sigmoid` and `jax.nn.relu`, without a name; they
+    trace to the same program.
     """
     program = lambda function: str(jax.make_jaxpr(function)(0.0))
-    for name, (like, *others) in known.items():
-        value = getattr(module, name, like)
-        copied = type(value) is type(like) is type(jax.nn.sigmoid)
-        if value not in (like, *others) and not (copied and program(value) == program(like)):
-            value, like = (getattr(each, "__name__", shown(each)) for each in (value, like))
-            raise InteropError(f"{what} has {name}={value}; it must be {like}.")
+    kinds = type(jax.nn.sigmoid), type(jax.nn.relu)
+    copied = lambda like: type(value) is type(like) in kinds and program(value) == program(like)
+    return value in known or any(map(copied, known))
 
 
 def check_dtype(name: str, dtype: str, or_else: str = "") -> None:

@@ -3,7 +3,7 @@
     from jaxgru.libraries.dm_haiku import dynamic_unroll      # in place of hk.dynamic_unroll
 
 Haiku's GRU is jaxgru's with `reset_gate` "before". Its LSTM computes σ(f + 1), so the layer's
-forget bias is Haiku's plus one. Its VanillaRNN has ReLU, where jaxgru's RNN has tanh. See
+forget bias is Haiku's plus one. Its VanillaRNN is not converted. See
 https://dm-haiku.readthedocs.io/en/latest/api.html#recurrent.
 """
 
@@ -66,10 +66,7 @@ def dynamic_unroll(
     if type(core) is hk.ResetCore:
         own, (input_sequence, resets) = core.core, input_sequence
     if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(
-            f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM (an hk.VanillaRNN has "
-            "ReLU where jaxgru's RNN has tanh)."
-        )
+        raise InteropError(f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM.")
     inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
     axis = 0 if time_major or inputs.ndim == 2 else 1
     batch = inputs.shape[:1] if axis else inputs.shape[1:-1]

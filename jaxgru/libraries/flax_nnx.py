@@ -21,6 +21,7 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.rnn import ACTIVATIONS
 from jaxgru.errors import a_type
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
@@ -191,14 +192,14 @@ def from_nnx(cell: Any) -> CellParams:
     change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
 
     Raises:
-      InteropError: the cell is of another class, has other functions than sigmoid and tanh, is
-        residual, or has weights of other names or shapes.
+      InteropError: the cell is of another class, has other functions than sigmoid and tanh (a
+        SimpleCell may have ReLU), is residual, or has weights of other names or shapes.
     """
     hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
     flax_rnn.check_cell(cell, CELLS, hint)
     state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
     arrays = {".".join(map(str, path)): variable[...] for path, variable in state}
-    return flax_rnn.from_parts(a_type(cell), CELLS[type(cell)], arrays)
+    return flax_rnn.from_parts(a_type(cell), CELLS[type(cell)], arrays, cell)
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
@@ -225,8 +226,9 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
             )
     (E, H), dtype = sizes(layer), layer.b.dtype
     options: dict[str, Any] = dict(param_dtype=dtype)
-    if make is nnx.SimpleCell:
+    if isinstance(layer, RNNParams):
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'
+        options["activation_fn"] = ACTIVATIONS[layer.activation]
     cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
     nnx.update(cell, flax_rnn.to_parts(layer, CELLS[make]))
     return cell

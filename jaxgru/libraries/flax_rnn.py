@@ -8,7 +8,7 @@ numbers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,15 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CELLS, CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams, sizes
+from jaxgru.cells import (
+    CELLS,
+    CellParams,
+    LSTMParams,
+    LSTMState,
+    ResetBeforeGRUParams,
+    RNNParams,
+    sizes,
+)  # fmt: skip
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array, as_flags, in_reading_order, real_steps
@@ -55,9 +63,9 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     """Return a path for each array of the layers, in the order of `jax.tree.leaves`.
 
     A stack has ("0", "LSTMParams", "W", "kernel") and so on. The last name is "kernel", "bias" or
-    "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer
-    and the optional fields that it has are in the path, because Flax restores whatever names it
-    looks for and ignores the others: a GRU's fields include those of a minGRU.
+    "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer,
+    the optional fields that it has and an RNN's ReLU are in the path, because Flax restores
+    whatever names it looks for and ignores the others: a GRU's fields include those of a minGRU.
     """
     if hasattr(layers, "ndim"):
         vector = "bias" if above[-1].startswith(("b", "c")) else "scale"
@@ -65,6 +73,9 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     if dataclasses.is_dataclass(layers):
         optional = [f.name for f in dataclasses.fields(layers) if f.default is None]
         present = [name for name in optional if getattr(layers, name) is not None]
+        static = [f for f in dataclasses.fields(layers) if f.metadata.get("static")]
+        values = [(getattr(layers, f.name), f.default) for f in static]
+        present += [str(value) for value, default in values if value != default]
         above = (*above, "_".join([type(layers).__name__, *present]))
     parts, _ = tree_flatten_with_path(layers, is_leaf=lambda x: x is not layers and x is not None)
     return tuple(path for k, part in parts for path in names(part, *above, keystr(k, simple=True)))
@@ -92,8 +103,11 @@ class Parts(NamedTuple):
     inner: str = ""
 
 
-def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any]) -> CellParams:
-    """Return the layer with a cell's arrays, by names such as "hn.kernel"."""
+def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any], cell: Any = None) -> CellParams:
+    """Return the layer with a cell's arrays, by names such as "hn.kernel".
+
+    cell: which tells an RNN's activation; None: it is tanh.
+    """
     cls, order, inputs, states, biased, inner = parts
     arrays = {name: as_array(name, array) for name, array in arrays.items()}
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -106,8 +120,10 @@ def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any]) -> CellParam
     check_shapes(where, shapes, want)
     side = lambda parts, what: jnp.concatenate([arrays[f"{n}.{what}"] for n in parts], axis=-1)
     W, U, b = side(inputs, "kernel"), side(states, "kernel"), side(biased, "bias")
-    cn: dict[str, Any] = {"cn": jnp.asarray(arrays[f"{inner}.bias"])} if inner else {}
-    return common.layer_of(cls, order, W, U, b, **cn)
+    others: dict[str, Any] = {"cn": jnp.asarray(arrays[f"{inner}.bias"])} if inner else {}
+    if common.is_one_of(getattr(cell, "activation_fn", None), common.RELU):
+        others["activation"] = "relu"
+    return common.layer_of(cls, order, W, U, b, **others)
 
 
 def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
@@ -126,14 +142,15 @@ def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
 HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts after the product"
 
 
-def check_cell(cell: Any, known: Iterable[type], hint: str = "") -> None:
+def check_cell(cell: Any, known: Mapping[type, Parts], hint: str = "") -> None:
     """Raise InteropError if a cell is of no known class or computes with other functions."""
-    if type(cell) not in (known := tuple(known)):
+    if type(cell) not in known:
         names = ", ".join(cls.__name__ for cls in known)
         raise InteropError(
             f"the cell is {a_type(cell)}; it must be one of Flax's {names}, not a subclass{hint}."
         )
-    options = dict(gate_fn=common.SIGMOID, activation_fn=common.TANH, residual=[False])
+    tanh = common.TANH + common.RELU * (known[type(cell)].cls is RNNParams)
+    options = dict(gate_fn=common.SIGMOID, activation_fn=tanh, residual=[False])
     common.check_options(f"this {type(cell).__name__}", cell, **options)
 
 

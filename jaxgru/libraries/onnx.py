@@ -185,9 +185,10 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: there is no recurrent node; a node has activations other than sigmoid and tanh,
-        `clip`, `input_forget` or peepholes, which no layer has; its weights are not constants, have
-        wrong shapes, or are neither float32 nor, where JAX has 64 bits enabled, float64.
+      InteropError: there is no recurrent node; a node has activations other than sigmoid and tanh
+        (an RNN may have ReLU), `clip`, `input_forget` or peepholes, which no layer has; its
+        weights are not constants, have wrong shapes, or are neither float32 nor, where JAX has 64
+        bits enabled, float64.
       OSError: the file cannot be read.
     """
     where, folder = "the ONNX model cannot be used", None
@@ -315,6 +316,9 @@ def _add_recurrent(
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
+    relu = [getattr(p, "activation", "") == "relu" for p in layers]
+    if any(relu):
+        options["activations"] = ["Relu" if each else "Tanh" for each in relu]
     if len(layers) == 2 or given.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
@@ -499,8 +503,11 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
     direction = given.get("direction", b"forward").decode()
     D = 2 if direction == "bidirectional" else 1
-    given["activations"] = [name.decode().lower() for name in given.get("activations", [])]
-    activations = [_FUNCTIONS[cell] * D, []]
+    activations = [_FUNCTIONS[cell] * D]
+    if cell == "rnn":
+        activations = list(map(list, itertools.product(("tanh", "relu"), repeat=D)))
+    names = [name.decode().lower() for name in given.get("activations", [])]
+    given["activations"] = names = names or activations[0]
     options = SimpleNamespace(**given)
     common.check_options(at, options, activations=activations, clip=[None], input_forget=[0])
     values = {
@@ -518,7 +525,9 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
     cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
-    layers = [*(layer_of(cls, W[d], R[d], B[d]) for d in range(D)), None]
+    layers: list[Any] = [*(layer_of(cls, W[d], R[d], B[d]) for d in range(D)), None]
+    if cell == "rnn":
+        layers[:D] = (p.replace(activation=name) for p, name in zip(layers, names, strict=False))
     return RecurrentNode(
         _name(node), direction, layers[0], layers[1], graph.below(inputs.get("X", ""))
     )

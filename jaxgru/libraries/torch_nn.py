@@ -48,8 +48,9 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
       module: the module; or a `GRUCell`, `LSTMCell` or `RNNCell`; or the `state_dict` of one of the
         six, whose values may also be NumPy arrays, as from `safetensors.numpy`. PyTorch is then not
         needed.
-      cell: for a `state_dict`, "gru", "lstm" or "rnn". None: the shapes tell. But an RNN must be
-        named, because they do not tell its nonlinearity: "rnn" says that it is tanh.
+      cell: for a `state_dict`, "gru", "lstm", "rnn" or "rnn_relu". None: the shapes tell. But
+        an RNN must be named, because they do not tell its nonlinearity: "rnn" is tanh, "rnn_relu"
+        ReLU.
       prefix: for the `state_dict` of a larger model, the name of the module in it: "encoder.gru".
 
     Returns:
@@ -58,10 +59,9 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
-        something may change what it computes (hooks, parametrized weights, parameters of its own,
-        a nonlinearity other than tanh); it is neither float32 nor, if JAX has 64 bits enabled,
-        float64; a `state_dict` is not that of one such module, or not of this `cell`; or there is
-        none at this prefix.
+        something may change what it computes (hooks, parametrized weights, parameters of its own);
+        it is neither float32 nor, if JAX has 64 bits enabled, float64; it, or a `state_dict`, is
+        not that of such a module, or not of this `cell`; or there is none at this prefix.
     """
     if isinstance(module, Mapping):
         where = f"the state_dict at {shown(prefix)}" if prefix else "the state_dict"
@@ -71,7 +71,10 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
             f"the prefix {shown(prefix)} is for a state_dict; of a module, pass the part itself."
         )
     kind = _check_module(import_torch(), module)
-    return _layers(f"this {type(module).__name__}", module.state_dict(), cell or kind)
+    where = f"this {type(module).__name__}"
+    if cell not in (None, kind):
+        raise InteropError(f"{where} is not that of cell={shown(cell)}; its cell is {kind}.")
+    return _layers(where, module.state_dict(), kind)
 
 
 def to_torch(
@@ -91,7 +94,8 @@ def to_torch(
 
     Raises:
       InteropError: PyTorch is not installed, or has no such layer; there is no layer; a GRU's
-        `reset_gate` is "before"; or the weights are not known, as under `jit`.
+        `reset_gate` is "before"; the layers of an RNN differ in their activation; or the weights
+        are not known, as under `jit`.
       RuntimeError: a layer is of another kind or size than PyTorch's module, whose first is like
         ours.
       ValueError: a projection is not smaller than c.
@@ -109,9 +113,14 @@ def to_torch(
         for name, tensor in zip(names, _tensors(layer), strict=False)
     }
     first = layers[0]
-    (E, H), options = sizes(first), dict(num_layers=len(layers) // D, bidirectional=D == 2)
+    E, H = sizes(first)
+    options: dict[str, Any] = dict(num_layers=len(layers) // D, bidirectional=D == 2)
     if isinstance(first, ProjectedLSTMParams):
         H, options["proj_size"] = len(first.P), H
+    if isinstance(first, RNNParams):
+        options["nonlinearity"] = first.activation
+        if len({p.activation for p in layers if isinstance(p, RNNParams)}) > 1:
+            raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
     make = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}.get(type(first), torch.nn.LSTM)
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = make(E, H, **options)
@@ -134,8 +143,8 @@ def _check_module(torch: ModuleType, module: Any) -> str:
             "first by remove_weight_norm, remove_spectral_norm, prune.remove or "
             "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
-    common.check_options(f"this {name}", module, nonlinearity=["tanh"])
-    return name.removesuffix("Cell").lower()
+    computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))  # cells lack modes
+    return name.removesuffix("Cell").lower() + "_relu" * computes.lower().endswith("relu")
 
 
 def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,7 +176,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     H = U[1] if len(U) == 2 else 0
     units = P[1] if len(P) == 2 else H
     found = next((name for name, G in GATES.items() if len(W) == 2 and W[0] == G * units > 0), None)
-    if found is None or cell not in (None, found):
+    if found is None or cell not in (None, found, *["rnn_relu"] * (found == "rnn")):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
             f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
@@ -176,7 +185,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     if found == "rnn" and cell is None:
         raise InteropError(
             f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
-            'cell="rnn".'
+            'cell="rnn", and if it is ReLU, cell="rnn_relu".'
         )
     rows, E = W
     D = 2 if "weight_ih_l0_reverse" in shapes else 1
@@ -199,6 +208,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
             ours: _array(state[name + suffix]).T for ours, name in names.items()
         }
         arrays |= {"P": jnp.asarray(arrays["P"])} if projected else {}
+        arrays |= {"activation": "relu"} if cell == "rnn_relu" else {}
         layers.append(common.layer_of(cls, ORDERS[cls], **arrays))
     if not first:
         return layers[0]

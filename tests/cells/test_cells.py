@@ -62,6 +62,9 @@ def test_rnn_step_by_hand():
     p = cells.RNNParams(W=scalar(0.3), U=scalar(-0.2), b=bias(0.1))
     expected = math.tanh(0.3 * 0.6 - 0.2 * -0.8 + 0.1)
     assert float(cells.rnn_cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
+    relu = p.replace(activation="relu")
+    for h, expected in ((-0.8, 0.3 * 0.6 - 0.2 * -0.8 + 0.1), (1.6, 0.0)):  # 0.18 − 0.32 + 0.1 < 0
+        assert float(cells.rnn_cell(relu, scalar(h), scalar(0.6))[0, 0]) == pytest.approx(expected)
 
 
 def test_mlp_steps_by_hand():

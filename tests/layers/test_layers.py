@@ -50,6 +50,7 @@ INIT = {
     ),
     "gru, mogrifier": lambda key, E, H: cells.init_mogrifier_gru(key, E, H, dtype=jnp.float64),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
+    "rnn, relu": lambda key, E, H: cells.init_rnn(key, E, H, activation="relu", dtype=jnp.float64),
     "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
@@ -61,6 +62,7 @@ KINDS = [
     *slow("gru, blocks", "gru, mogrifier", "lstm, norm", "lstm, projected"),
     "min_gru",
     "rnn",
+    "rnn, relu",
     "mlp",
 ]
 # T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none

@@ -763,6 +763,10 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a MaskedArray; it must be"),
         (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
+        (
+            lambda x: jaxgru.init_rnn(KEY, 3, 4, activation="gelu"),
+            "is 'gelu'; it must be one of ta",
+        ),
         (lambda x: jaxgru.init_rnn(KEY, 3, True), "hidden_dim is True; it must be a whole number"),
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),

@@ -58,22 +58,27 @@ def three_calls(call, x, carry):
     )
 
 
+named = lambda kind: kind.removesuffix(", relu")
+options_of = lambda kind: {"activation_fn": jax.nn.relu} if "relu" in kind else {}
+
+
 def linen_calls(cell, dtype, T, B, E, H):
     x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    linen_cell = partial(getattr(nn, named(cell)), **options_of(cell))
 
     def calls(rnn_class):
-        apply = rnn_class(getattr(nn, cell)(H, param_dtype=dtype)).apply
+        apply = rnn_class(linen_cell(H, param_dtype=dtype)).apply
         return lambda variables, x, carry, **options: three_calls(
             partial(apply, variables, **options), x, carry
         )
 
-    theirs = nn.RNN(getattr(nn, cell)(H, param_dtype=dtype))
+    theirs = nn.RNN(linen_cell(H, param_dtype=dtype))
     variables = randomized(jax.eval_shape(theirs.init, KEY, x))
     return calls(flax_linen.RNN), calls(nn.RNN), (variables, x, carry)
 
 
 def nnx_calls(cell, dtype, T, B, E, H):
-    made = nnx_cell(cell, E, H, dtype)
+    made = nnx_cell(named(cell), E, H, dtype, **options_of(cell))
     x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
 
     def calls(rnn_class):
@@ -150,9 +155,10 @@ def haiku_calls(kind, dtype, T, B, E, H):
     return applied(ours), applied(theirs), (params, x, state)
 
 
+SIMPLE = ("SimpleCell", "SimpleCell, relu")
 CALLS = {
-    **{(linen_calls, cell): nn for cell in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")},
-    **{(nnx_calls, cell): nnx for cell in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")},
+    **{(linen_calls, cell): nn for cell in ("GRUCell", "OptimizedLSTMCell", *SIMPLE)},
+    **{(nnx_calls, cell): nnx for cell in ("GRUCell", "OptimizedLSTMCell", *SIMPLE)},
     **{(equinox_calls, cell): eqx for cell in ("GRUCell", "LSTMCell")},
     **{(haiku_calls, cell): hk for cell in ("GRU", "LSTM")},
 }
@@ -255,13 +261,15 @@ FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
 THERE_AND_BACK = [
     *((partial(nnx_cell, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
        of_nnx) for k in FLAX),
+    (partial(nnx_cell, "SimpleCell", activation_fn=jax.nn.relu), flax_nnx.from_nnx,
+     flax_nnx.to_nnx, of_nnx),
     *((partial(linen_params, k), flax_linen.from_linen, flax_linen.to_linen, itself) for k in FLAX),
     *((partial(equinox_cell, k), equinox_nn.from_equinox, equinox_nn.to_equinox, itself)
       for k in ("GRUCell", "LSTMCell")),
     (partial(haiku_params, "GRU"), dm_haiku.from_haiku, dm_haiku.to_haiku, itself),
     *((partial(keras_layer, k, **options), keras_layers.from_keras, keras_layers.to_keras, of_keras)
       for k, options in (("GRU", {}), ("GRU", {"reset_after": False}), ("LSTM", {}),
-                         ("SimpleRNN", {}))),
+                         ("SimpleRNN", {}), ("SimpleRNN", {"activation": "relu"}))),
 ]  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def of_shapes(**shapes):
 @pytest.mark.parametrize(
     "call, says",
     [
-        (drawn(lambda: hk.VanillaRNN(6), X, H), "the core is a VanillaRNN; .* has ReLU where"),
+        (drawn(lambda: hk.VanillaRNN(6), X, H), "a VanillaRNN; it must be an hk.GRU or hk.LSTM"),
         (drawn(lambda: hk.ResetCore(hk.VanillaRNN(6)), (X, DONES), H), "the core is a VanillaRNN"),
         (drawn(lambda: hk.ResetCore(gru()), (X, DONES.T), H), r"should_reset has shape \(3, 5\)"),
         (drawn(gru, X, H[:2]), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),

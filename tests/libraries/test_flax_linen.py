@@ -196,10 +196,11 @@ def test_weight_decay_of_matrices_alone(decayed):
 
 
 def test_each_layer_of_a_stack_has_names_of_its_own():
-    module = Layer(lambda key: (init_rnn(key, 4, 6), init_rnn(key, 6, 6)))
+    module = Layer(lambda key: (init_rnn(key, 4, 6), init_rnn(key, 6, 6, activation="relu")))
     variables = module.init(jax.random.key(0), X)
     names = {"W/kernel", "U/kernel", "b/bias"}
-    paths = {f"layers/{i}/RNNParams/{name}" for i in "01" for name in names}
+    layers = "0/RNNParams", "1/RNNParams_relu"  # the weights of one do not fit the other
+    paths = {f"layers/{layer}/{name}" for layer in layers for name in names}
     assert flatten_dict(variables["params"], sep="/").keys() == paths
 
 

@@ -28,6 +28,7 @@ KINDS = {
     # With JAX 0.11 on a GPU, the gradient of cuDNN's LSTM fails in float64, so Keras's own loop
     "LSTM": lambda H, **options: keras.layers.LSTM(H, use_cudnn=False, **options),
     "SimpleRNN": lambda H, **options: keras.layers.SimpleRNN(H, **options),
+    "SimpleRNN, ReLU": lambda H, **options: keras.layers.SimpleRNN(H, activation="relu", **options),
 }
 EVERY = pytest.mark.parametrize("kind", KINDS)
 ALL = dict(return_sequences=True, return_state=True)
@@ -40,7 +41,7 @@ def made(kind, E=4, H=6, dtype=np.float32, two=False, **options):
     built = KINDS[kind](H, dtype=name, **ALL, **UNDRAWN, **options)
     built = keras.layers.Bidirectional(built, dtype=name) if two else built
     built.build((None, None, E))
-    if dtype == np.float64:
+    if dtype == np.float64 and "ReLU" not in kind:
         for one in (built.forward_layer, built.backward_layer) if two else (built,):
             one.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
     built.set_weights(
@@ -161,6 +162,10 @@ after = partial(made, "GRU, reset after")
         (lambda: from_keras(built(Mine(3))), "a Mine cannot be converted; a keras GRU, L"),
         (lambda: from_keras(keras.layers.GRU(3)), "the GRU has no weights yet; build it first"),
         (lambda: from_keras(made("LSTM", activation="relu")), "LSTM has activation=relu; it must"),
+        (
+            lambda: from_keras(made("SimpleRNN", activation="gelu")),
+            "activation=gelu; it must be tanh or relu",
+        ),
         (
             lambda: from_keras(made("LSTM", recurrent_activation="relu")),
             "_activation=relu; it",

@@ -51,6 +51,7 @@ class TestOut:
             (["gru", "gru"], 2, [8, 0, 3], 3, 8, 6),
             (["lstm", "lstm"], 2, [8, 0, 3], 3, 8, 6),
             (["rnn"], 2, [1], 1, 1, 1),
+            (["rnn, relu", "rnn"], 2, [8, 0, 3], 3, 8, 6),
             (["rnn", "rnn"], -1, [2, 5, 0], 3, 8, 33),
             (["gru after"], 1, [2, 5, 0], 3, 8, 6),
             (["gru after, second bias", "lstm", "rnn"], 1, None, 3, 8, 6),
@@ -335,6 +336,7 @@ class TestIn:
             ("LSTM", {"without": "B"}),
             ("LSTM", {"H": 33}),
             ("RNN", {"H": 1, "E": 1}),
+            ("RNN", {"activations": ["Relu"]}),
         ],
     )
     def test_any_node(self, op, options, direction):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import alike_under_strict_promotion, torch_gradients
+from against import alike_under_strict_promotion, layer, torch_gradients
 from annotations import unchecked
 from conftest import slow
 from hypothesis import given, settings
@@ -24,7 +24,12 @@ torch = pytest.importorskip("torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa: E402
 
-KINDS = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}
+KINDS = {
+    "gru": torch.nn.GRU,
+    "lstm": torch.nn.LSTM,
+    "rnn": torch.nn.RNN,
+    "rnn_relu": partial(torch.nn.RNN, nonlinearity="relu"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,13 +189,14 @@ def test_nothing_is_shared():
         ("gru", {"bidirectional": True}),
         ("lstm", {"bias": False}),
         ("rnn", {"bidirectional": True}),
+        ("rnn_relu", {}),
         ("lstm", {"proj_size": 2, "bidirectional": True}),
     ],
 )
 def test_state_dicts(kind, options, monkeypatch):
     """The same layers as of the module, also from NumPy arrays, where PyTorch is not needed."""
     theirs = module(kind, 3, 4, 2, **options)
-    want, cell = from_torch(theirs), "rnn" if kind == "rnn" else None
+    want, cell = from_torch(theirs), kind if "rnn" in kind else None
     assert same_bits(from_torch(theirs.state_dict(), cell=cell), want)
     assert same_bits(from_torch(dict(theirs.named_parameters()), cell=kind), want)
     model = torch.nn.ModuleDict(
@@ -209,7 +215,10 @@ def test_state_dicts(kind, options, monkeypatch):
 @pytest.mark.parametrize("E, H, bias", [(3, 5, True), (1, 1, False)])
 def test_cells(kind, E, H, bias):
     """A cell becomes one layer, whose step is the cell's call."""
-    theirs = getattr(torch.nn, f"{kind.upper()}Cell")(E, H, bias=bias, dtype=torch.float64)
+    name = kind.removesuffix("_relu")
+    options = {"nonlinearity": "relu"} if name != kind else {}
+    make = getattr(torch.nn, f"{name.upper()}Cell")
+    theirs = make(E, H, bias=bias, dtype=torch.float64, **options)
     generator = torch.Generator().manual_seed(0)
     for parameter in theirs.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -274,6 +283,7 @@ def both():
 utils, ones = torch.nn.utils, torch.ones
 LARGER = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.GRU(2, 3), torch.nn.LSTM(2, 3)])
 LARGER = LARGER.state_dict()
+GATES = torch.nn.GRU(2, 3).state_dict()
 EXTRA = torch.nn.Parameter(ones(3))
 
 
@@ -281,9 +291,11 @@ EXTRA = torch.nn.Parameter(ones(3))
     "call, says",
     [
         (
-            lambda: from_torch(torch.nn.RNN(2, 3, nonlinearity="relu")),
-            "nonlinearity='relu'; it",
+            lambda: from_torch(torch.nn.RNN(2, 3, nonlinearity="relu"), cell="rnn"),
+            "this RNN is not that of cell='rnn'; its cell is rnn_relu",
         ),
+        (lambda: from_torch(GATES, cell="rnn_relu"), "is not that of cell='rnn_relu': weight_ih"),
+        (lambda: to_torch([layer("rnn"), layer("rnn, relu", 6)]), "has one for all"),
         (lambda: from_torch(torch.nn.Linear(2, 3)), "a Linear cannot be converted"),
         (lambda: from_torch(LARGER), r"pass the prefix .*: its recurrent modules are 1, 2\.$"),
         (lambda: from_torch(LARGER, prefix="3"), r"at the prefix '3'; its .* modules are 1, 2\.$"),

@@ -50,7 +50,12 @@ def pack(
         do not fit together.
       TokenizerError: loading would not know the tokenizer.
     """
-    tensors = checked(where, flatten(params), flatten(_like(config)))
+    tensors = checked(where, flatten(params), flatten(like := _like(config)))
+    # what is not in the tensors, such as an RNN's activation, is in the config alone
+    static = lambda layer: jax.tree.structure(layer).node_data()[1]
+    for i, (layer, wanted) in enumerate(zip(params.layers, like.layers, strict=True)):
+        if static(layer) != static(wanted):
+            raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
     data = saved_bytes(tokenizer)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise InteropError(

@@ -62,6 +62,7 @@ describe("a model", () => {
     ["num_layers = 1", "num_layers = 0", "num_layers is 0"],
     ["hidden_dim = 128", "hidden_dim = 127", "shape"],
     ["final_norm = false", "final_norm = true ", "layer normalisation"],
+    ["final_norm = false", "activation='gelu' ", "activation is gelu"],
     ['\\"rnn\\"', '\\"mlp\\"', "cell is mlp"],
     ["[model]", "[model ", "config"],
     ['"tokenizer":"characters"', '"tokenizer":"somethings"', "tokens are not characters"],

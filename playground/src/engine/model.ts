@@ -180,10 +180,11 @@ function readConfig(metadata: Safetensors["metadata"]): Config {
   } catch {
     throw new Error("The model's file has no config, or it is broken.");
   }
-  const { cell, reset_gate = "after" } = model;
+  const { cell, reset_gate = "after", activation = "tanh" } = model;
   if (cell !== "gru" && cell !== "rnn") throw new Error(`The model's cell is ${cell}; it must be gru or rnn.`);
   if (reset_gate !== "before" && reset_gate !== "after")
     throw new Error(`The model's reset_gate is ${reset_gate}; it must be before or after.`);
+  if (activation !== "tanh") throw new Error(`The model's activation is ${activation}; it must be tanh.`);
   if (model.final_norm) throw new Error("The model has a layer normalisation, which this page does not compute.");
   const size = (name: string) => {
     const n = model[name];

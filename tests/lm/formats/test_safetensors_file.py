@@ -193,6 +193,10 @@ class TestRefusals:
         for change, name in ({"second_bias": True}, "c"), ({"reset_gate": "after"}, "cn"):
             with pytest.raises(InteropError, match=f"layers.0.{name} is missing"):
                 save(path, params, Config("x", only_model(SMALL, **change)), TOKENIZER)
+        rnn = ModelConfig("rnn", 3, 2, 1)
+        relu = only_model(rnn, activation="relu")
+        with pytest.raises(InteropError, match=r"layer 0 .*'relu'\); the config .*'tanh'\)\.$"):
+            save(path, random_params(relu), Config("x", rnn), TOKENIZER)
         with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the config has 3"):
             save(path, params, CONFIG, CharacterTokenizer("ab"))
         assert not path.exists()
