@@ -157,6 +157,8 @@ class Cell:
         Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
         not h, which dropout may drop units of. Then their gradients are computed for all steps at
         once. A step that multiplies by large weights in another way is differentiated by JAX.
+        The carry's gradient is then added up in parts, so a `jax.custom_vjp` that is not linear in
+        it, such as one that clips, must act on the next carry.
 
         Args:
           layout: a `Layout`.
