@@ -170,8 +170,8 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     Raises:
       InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "after".
     """
-    has = "Haiku has an LSTM, a GRU whose reset gate acts before the product, and an RNN with ReLU"
-    order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
+    known = "only an LSTM and a GRU whose reset gate acts before the product are"
+    order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, known)
     if not isinstance(layer, LSTMParams):
         return dict(zip(("w_i", "w_h", "b"), common.sides(layer, order, old_z=False), strict=True))
     layer = dataclasses.replace(layer, b=_forget_bias(layer.b, -1))

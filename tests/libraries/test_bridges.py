@@ -366,7 +366,7 @@ GRU, AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
         (dm_haiku.to_haiku, AFTER, "a GRU whose reset gate acts before the product"),
         (flax_nnx.to_nnx, [AFTER], "a list cannot be converted: Flax has"),
         (equinox_nn.to_equinox, RNN, "an RNNParams cannot be converted: Equinox has an LSTMCell"),
-        (dm_haiku.to_haiku, RNN, "an RNNParams cannot be converted: Haiku .* an RNN with ReLU"),
+        (dm_haiku.to_haiku, RNN, "an RNNParams cannot be converted: only an LSTM and a GRU wh"),
         (keras_layers.to_keras, {}, "a dict cannot be converted: Keras has"),
         (jax.jit(torch_nn.to_torch), AFTER, "a PyTorch module needs the values of the weights"),
         (jax.jit(keras_layers.to_keras), AFTER, "a Keras layer needs the values of the weights"),
