@@ -280,7 +280,8 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
 
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
-    plain = {*vars(p)} <= {"W", "U", "b", "c", "cn"}  # a field that is new here changes equations
+    known_fields = {"W", "U", "b", "c", "cn", "activation"}  # any other changes the equations
+    plain = {*vars(p)} <= known_fields
     known = type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams)
     return known and plain and p.U.ndim == 2
 
