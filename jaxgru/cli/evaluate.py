@@ -263,7 +263,8 @@ def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
     """Score a text, or the validation split, with n-grams counted in the training split."""
     model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
     if text is not None:
-        return _score(model, dataset.tokenizer, text, NGram.token_nll)
+        with _encoded(text):
+            return score(model, dataset.tokenizer, text.text, NGram.token_nll)
     return _of_split(dataset, model.token_nll(dataset.validation))
 
 
@@ -286,11 +287,6 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
         console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
 
 
-def _score(model: Any, tokenizer: Tokenizer, text: Corpus, nll: NLL) -> Scores:
-    with _encoded(text):
-        return score(model, tokenizer, text.text, nll)
-
-
 @contextlib.contextmanager
 def _encoded(text: Corpus) -> Iterator[None]:
     try:
@@ -308,14 +304,14 @@ def _scored(
     end = end_token(tokenizer, unit)
     with _in_steps(console, 3 + random_batches) as begin:
         begin("one stream")
-        if unit:
-            with _encoded(text):
+        with _encoded(text):
+            if unit:
                 tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
-            pieces = [tokenizer.pieces[token] for token in tokens[1:]]
-            scores = Scores(stream_nll(params, tokens, end), size, pieces)
-        else:
-            scores = _score(params, tokenizer, text, stream_nll)
-            tokens = tokenizer.encode(text.text)
+            else:
+                tokens = tokenizer.encode(text.text)
+                size = len(text.text) - tokenizer.num_characters(tokens[:1], text.text)
+        pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+        scores = Scores(stream_nll(params, tokens, end), size, pieces)
         rows.append((_one_stream(end is not None), scores.loss))
         for title, every in ((_windows(window), window), ("every token", 1)):
             begin(title)
