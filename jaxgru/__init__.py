@@ -24,10 +24,11 @@ from jaxgru.cells import (
     init_mogrifier_gru,
     init_rnn,
 )
+from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
 from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.stack import ResidualStack, init_stack
-from jaxgru.layers.unroll import bidirectional, initial_carry, round_weights, step, unroll
+from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 
 if TYPE_CHECKING:
     from jaxgru import lm

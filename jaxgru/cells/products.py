@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells.base import at_least_float32, vary_alike, widest
+from jaxgru.errors import shown
+
+T = TypeVar("T")
 
 
 class Lookup(NamedTuple):
@@ -179,6 +182,25 @@ def before_lookup(
     if known and T * B < len(x.table):
         return function, x.rows()
     return partial(rows, function(x.table)), x.ids
+
+
+def round_weights(layers: T, dtype: DTypeLike) -> T:
+    """Return layers whose matrices are rounded to a narrower dtype, for mixed precision.
+
+    Products with them then take operands of that dtype, and are added up in float32 or wider.
+    Biases keep their dtype, which is also that of gates, states and outputs. Round within the
+    function that is differentiated, so that the gradient is that of the wide weights.
+
+    Args:
+      layers: one layer's parameters, or any pytree of layers, such as a list or a pair of lists.
+      dtype: of the matrices; bfloat16 is tested.
+
+    Raises:
+      ValueError: the dtype is not a floating-point one.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"dtype is {shown(dtype)}; it must be floating-point, such as bfloat16.")
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)
 
 
 def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:

@@ -1,6 +1,5 @@
 """Recurrent layers for a model of your own: `unroll`, `bidirectional`, `step`, `initial_carry`.
 
-`round_weights` prepares layers for products in half precision.
 Batch-major. `implementations.py` decides who computes, time-major; the transposes are here.
 """
 
@@ -8,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru import cells
@@ -45,8 +43,6 @@ from jaxgru.layers.implementations import (
     sharded_by_xla,
 )
 from jaxgru.layers.stack import ResidualStack
-
-T = TypeVar("T")
 
 
 def unroll(
@@ -429,22 +425,3 @@ def initial_carry(
     if len(batch) != 1:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
     return carry[0] if one else carry
-
-
-def round_weights(layers: T, dtype: DTypeLike) -> T:
-    """Return layers whose matrices are rounded to a narrower dtype, for mixed precision.
-
-    Products with them then take operands of that dtype, and are added up in float32 or wider.
-    Biases keep their dtype, which is also that of gates, states and outputs. Round within the
-    function that is differentiated, so that the gradient is that of the wide weights.
-
-    Args:
-      layers: one layer's parameters, or any pytree of layers, such as a list or a pair of lists.
-      dtype: of the matrices; bfloat16 is tested.
-
-    Raises:
-      ValueError: the dtype is not a floating-point one.
-    """
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype is {shown(dtype)}; it must be floating-point, such as bfloat16.")
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)

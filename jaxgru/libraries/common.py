@@ -20,10 +20,10 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, GRUParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.gru import AnyGRU
-from jaxgru.cells.products import dense
+from jaxgru.cells.products import dense, round_weights
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array, is_pair
-from jaxgru.layers.unroll import bidirectional, round_weights, unroll
+from jaxgru.layers.unroll import bidirectional, unroll
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
 from jaxgru.libraries import InteropError
 

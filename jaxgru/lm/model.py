@@ -21,11 +21,11 @@ from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
 from jaxgru.cells.base import AnyArray, Size, at_least_float32, plus, struct, widest
 from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, rows
+from jaxgru.cells.products import round_weights as rounded
 from jaxgru.layers.arguments import as_flags, as_jax
 from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla
 from jaxgru.layers.unroll import initial_carry as carry_of_layers
-from jaxgru.layers.unroll import round_weights as rounded
 from jaxgru.layers.unroll import step as step_of_layers
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import as_tokens
