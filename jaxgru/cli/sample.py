@@ -86,7 +86,7 @@ def make_parser() -> Parser:
         help="read only the last token of the prompt, like the study's samplers")  # fmt: skip
     add("--num-samples", type=int, default=1, help="number of samples (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
-    add("--compare", action="store_true", help="print text without and with the state side by side")
+    add("--compare", action="store_true", help="print text with and without the state side by side")
     return parser
 
 
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
-    """Print text without and with the state side by side, of the same prompt and options.
+    """Print text with and without the state side by side, of the same prompt and options.
 
     Raises what `stream_text` raises, and MissingPackage where Rich is not installed.
     """
@@ -158,7 +158,7 @@ def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options:
 
     table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
     texts, unit = [], "character" if tokenizer.kind == "characters" else "token"
-    for name, stateful in ((f"reset before every {unit}", False), ("state kept", True)):
+    for name, stateful in (("state kept", True), (f"reset before every {unit}", False)):
         table.add_column(name, ratio=1)
         option = dataclasses.replace(options, stateful=stateful)
         texts.append(Text("".join(stream_text(params, tokenizer, prompt, option))))

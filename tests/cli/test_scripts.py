@@ -427,9 +427,9 @@ class TestSample:
         options = ["--compare", "--num-tokens", 12, "--seed", 3]
         done = script("sample", "--run", tiny_run, *options)
         assert (done.code, done.err) == (0, "")
-        assert re.search(r"reset before every character\W+state kept", done.out)
+        assert re.search(r"state kept\W+reset before every character", done.out)
         rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", done.out)
-        for column, stateful in enumerate((False, True)):
+        for column, stateful in enumerate((True, False)):
             shown = "".join("".join(row[column] for row in rows).split())
             text = self.expected(tiny_run, 12, seed=3, stateful=stateful)
             assert shown == "".join(text.split())
