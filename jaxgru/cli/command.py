@@ -12,6 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
+from jaxgru.errors import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
@@ -26,16 +27,23 @@ COMMANDS = {
 
 def main() -> NoReturn:
     """Run `jaxgru COMMAND …`, or print what `jaxgru`'s own options ask for."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name in COMMANDS:
-        sys.argv[:2] = [f"jaxgru {name}"]
-        run_command(name)
-    sys.argv[0] = "jaxgru"
+    words = sys.argv[1:]
+    if words[:1] == ["help"]:  # as git and uv take it
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
+    if words and words[0] in COMMANDS:
+        sys.argv = [f"jaxgru {words[0]}", *words[1:]]
+        run_command(words[0])
+    sys.argv = ["jaxgru", *words]
     run_script(_without_command)
 
 
 def _without_command() -> None:
     parser = make_parser()
+    if (name := "".join(sys.argv[1:2])) and not name.startswith("-"):
+        meant = nearest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+        parser.error(f"there is no command {name}; {meant}.")
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.print_help()

@@ -44,12 +44,21 @@ def test_help_has_a_line_per_command(run):
 def test_version(run):
     done = run("--version")
     assert done.out.startswith(f"jaxgru {jaxgru.__version__}, JAX {jax.__version__}, Python 3.")
+    assert run("version") == done
+
+
+def test_help_is_a_word_too(run):
+    assert run("help") == run("--help")
+    assert run("help", "train", "leviathan") == run("train", "leviathan", "--help")
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
         ("--verzion", ": there is no option --verzion; the nearest is --version."),
+        ("trian --summary", ": there is no command trian; the nearest is train."),
+        ("help me", ": there is no command me; the commands are train, sample, evaluate, convert, "
+         "models, corpus."),
         # the model that it takes where none is named
         ("sample --epoch best",
          " sample: astra_beta holds one model; only a run has a best epoch."),
