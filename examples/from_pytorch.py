@@ -68,18 +68,26 @@ def to_state_dict(params: lm.Params) -> dict[str, torch.Tensor]:
     }
 
 
+def report(library: str, step: int, loss: float) -> None:
+    """Print the loss of every 50th batch."""
+    if step % 50 == 0:
+        print(f"{library:7}  step {step:3}  loss {loss:.3f}")
+
+
 def train_in_pytorch(tokens: np.ndarray, vocab_size: int, hidden_dim: int, steps: int) -> Model:
     """Train a new model on random pieces of a text."""
     torch.manual_seed(0)
     model = Model(vocab_size, hidden_dim)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for starts in np.random.default_rng(0).integers(0, len(tokens) - T, (steps, B, 1)):
+    all_starts = np.random.default_rng(0).integers(0, len(tokens) - T, (steps, B, 1))
+    for i, starts in enumerate(all_starts, 1):
         batch = torch.tensor(tokens[starts + np.arange(T + 1)])
         logits, _ = model(batch[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.mT, batch[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        report("PyTorch", i, loss.item())
     return model
 
 
@@ -96,12 +104,15 @@ def train(params: lm.Params, tokens: np.ndarray, steps: int) -> lm.Params:
 
     @jax.jit
     def step(params: lm.Params, moments: optax.OptState, batch: jax.Array):
-        updates, moments = optimizer.update(jax.grad(loss_fn)(params, batch), moments)
-        return optax.apply_updates(params, updates), moments
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        updates, moments = optimizer.update(grads, moments)
+        return optax.apply_updates(params, updates), moments, loss
 
     moments = optimizer.init(params)
-    for starts in np.random.default_rng(1).integers(0, len(tokens) - T, (steps, B, 1)):
-        params, moments = step(params, moments, tokens[starts + np.arange(T + 1)])
+    all_starts = np.random.default_rng(1).integers(0, len(tokens) - T, (steps, B, 1))
+    for i, starts in enumerate(all_starts, 1):
+        params, moments, loss = step(params, moments, tokens[starts + np.arange(T + 1)])
+        report("jaxgru", i, loss.item())
     return params
 
 

@@ -348,8 +348,9 @@ class TestAttention:
 def test_from_pytorch_and_back(monkeypatch, capsys, tmp_path):
     """Equal before training in JAX and after it, which lowers the loss."""
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 100)
-    options = "--steps", 20, "--hidden-dim", 8, "--text", tmp_path / "text.txt"
+    options = "--steps", 50, "--hidden-dim", 8, "--text", tmp_path / "text.txt"
     out = run(monkeypatch, capsys, "from_pytorch", *options)
+    assert re.findall(r"^(\w+) +step  50  loss \d", out, re.M) == ["PyTorch", "jaxgru"]
     (before, gap), (after, gap_after) = re.findall(r"loss ([\d.]+); .* at most (\S+)$", out, re.M)
     assert float(after) < float(before) - 0.1
     assert max(float(gap), float(gap_after)) < 1e-5
