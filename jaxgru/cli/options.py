@@ -14,12 +14,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast, get_origin
 
 import jax
 
-from jaxgru.errors import UserError, nearest
+from jaxgru.errors import UserError, nearest, printable
 from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
+from jaxgru.lm.config.fields import WORDS
 from jaxgru.lm.files import check_writable, reason, write_bytes
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
@@ -68,6 +69,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.examples = examples
+        self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
 
     def format_help(self) -> str:
         """Return the help, with the examples at its end."""
@@ -91,6 +93,20 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no option {name}; {meant}.")
             args[i] = declared[dashed] + equals + value
         return super().parse_args(args, namespace)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            wanted = WORDS[cast(Any, action.type)]
+            self.error(f"{error.argument_name} is {arg_string!r}; it must be {wanted}.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            wanted = ", ".join(action.choices or ())
+            self.error(f"{error.argument_name} is {value!r}; it must be one of {wanted}.")
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
@@ -135,7 +151,8 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(f"{section} (fields of the config{of})")
             values, types = getattr(config, section), field_types(cls)
             for field in dataclasses.fields(values):
-                default = shlex.quote(typed(getattr(values, field.name)))
+                default = shlex.quote(printable(typed(getattr(values, field.name))))
+                kind = unescaped if field.metadata["escaped"] else types[field.name]
                 help, known = field.metadata["help"], field_choices(section, field.name)
                 metavar = f"{{{','.join(known)}}}" if known else None
                 if metavar and len(metavar) > MOST:
@@ -146,7 +163,7 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(
                     f"--{dotted}",
                     metavar=metavar,
-                    type=unescaped if dotted == "data.unit" else TYPES.get(types[field.name], str),
+                    type=str if get_origin(kind) is Literal else kind,
                     help=argparse.SUPPRESS if hidden else help,
                 )
 
@@ -191,20 +208,10 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
     return one
 
 
-def true_or_false(text: str) -> bool:
-    """Return the bool that is typed. Raises ArgumentTypeError where it is neither."""
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
 def unescaped(text: str) -> str:
     r"""Return the text with \n, \t and \\ replaced by what they stand for, which no shell does."""
     meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
     return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
-
-
-TYPES = {int: int, float: float, bool: true_or_false}
 
 
 def field_choices(section: str, name: str) -> list[str]:

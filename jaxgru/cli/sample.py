@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, lines_of, trained_model, unescaped, write_output
 from jaxgru.errors import needs
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import load_dataset
@@ -47,7 +48,9 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("text").add_argument
     add(
         "--prompt",
-        help=f"text to continue (default: {PROMPT!r}; for models of other texts a newline or word)",
+        type=unescaped,
+        help="text to continue, in which \\n is a newline "
+        f"(default: {PROMPT!r}; for models of other texts a newline or word)",
     )
     add(
         "--prompts",
@@ -102,6 +105,7 @@ def main() -> None:
         if arguments.prompts is None:
             parser.error("--output is the file for the texts of --prompts; give --prompts, too.")
         parser.check_output(arguments.output, ".jsonl")
+    check_whole("num_samples", arguments.num_samples, 2**32)
     value_of = lambda option: getattr(arguments, option[2:].replace("-", "_"))
     processors = [option for option, *_ in PROCESSORS]
     for option in ("--stateless", "--compare", "--epoch", *processors):

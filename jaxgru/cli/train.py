@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser, add_word, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
+from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.formats import NAMES, format_of
 from jaxgru.lm.load import find_model
@@ -98,6 +99,9 @@ def main() -> None:
     keep_freed_memory()
     silence_orbax()  # until the process ends, because its threads outlive an error
     this = arguments.coordinator, arguments.processes, arguments.process
+    for name, least in ("processes", 1), ("process", 0), ("timeout", 1):
+        if (value := getattr(arguments, name)) is not None:
+            check_whole(f"--distributed.{name}", value, 10**9, least=least)
     if arguments.distributed or this != (None, None, None):
         processes.join(*this, arguments.timeout)
     with processes.end_if_another_dies():

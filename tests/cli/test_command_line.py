@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
 import os
 import re
@@ -15,6 +16,7 @@ import jax
 import pytest
 from conftest import SCRIPTS, Outcome
 
+from jaxgru.cli.command import COMMANDS
 from jaxgru.cli.options import Parser, config_overrides, run_script, typed
 from jaxgru.lm.config import Config, config_names, dotted_names, field_value, load_config
 
@@ -35,6 +37,16 @@ def test_dashes_and_underscores_are_the_same_in_names_and_not_in_values():
     for option in ("--num-tokens", "--num_tokens"):
         assert parsed(option, "3").num_tokens == parsed(f"{option}=3").num_tokens == 3
     assert parsed("--data.corpus=--num_tokens").__dict__["data.corpus"] == "--num_tokens"
+
+
+def test_a_unit_alone_has_escapes_typed_as_the_help_shows_them(tmp_path, capsys):
+    text = r"a\n\t\\n"
+    given = parsed(f"--data.unit={text}", f"--data.corpus={text}")
+    assert config_overrides(given) == {"data.unit": "a\n\t\\n", "data.corpus": text}
+    (tmp_path / "mine.toml").write_text(r'data.unit = "\n\n"')
+    with pytest.raises(SystemExit):
+        parsed("--help", config=tmp_path / "mine.toml")
+    assert r"(default: '\n\n')" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", config_names())
@@ -72,9 +84,11 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("train", "leviathan more", "unrecognized arguments: more"),
         ("train", "leviathan --config x", "argument --config: not allowed with argument CONFIG"),
         ("train", "leviathan --training.steps-per-epoch none",
-         "argument --training.steps_per_epoch: invalid int value: 'none'"),
-        ("train", "leviathan --model.final_norm yes",
-         "argument --model.final_norm: 'yes' is neither true nor false"),
+         "--training.steps_per_epoch is 'none'; it must be a whole number."),
+        ("train", "leviathan --distributed.timeout 0",
+         "--distributed.timeout is 0; it must be a whole number from 1 to 1000000000."),
+        ("sample", "--num-samples 0",
+         "num_samples is 0; it must be a whole number from 1 to 4294967296."),
         ("sample", "--ngram 3 astra_beta", "argument MODEL: not allowed with argument --ngram"),
         ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
     ],
@@ -82,6 +96,18 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
 def test_a_mistake_is_one_sentence(script, tmp_path, name, words, says):
     (tmp_path / "runs").mkdir()
     assert script(name, *words.split()) == Outcome(2, "", f"jaxgru {name}: {says}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_of_few_values_says_them(name, capsys):
+    parser = importlib.import_module(f"jaxgru.cli.{name}").make_parser()
+    wanted = {int: "a whole number", float: "a number", bool: "true or false"}
+    for action in parser._actions:
+        says = wanted.get(action.type) or action.choices and f"one of {', '.join(action.choices)}"
+        if says:
+            with pytest.raises(SystemExit, match="2"):
+                parser.parse_args([option := action.option_strings[0], "hot"])
+            assert capsys.readouterr().err.endswith(f": {option} is 'hot'; it must be {says}.\n")
 
 
 MAINS = sorted(

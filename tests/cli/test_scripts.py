@@ -385,8 +385,8 @@ class TestSample:
         r"""A backslash and an n, as the shell passes them, are a newline."""
         free = self.expected(tiny_run, 100).removeprefix(self.PROMPT)
         stop, newline = free[20:22], r"\n"
-        done = script("sample", "--run", tiny_run, "--num-tokens", 100, "--stop", newline, "--stop",
-                      stop.replace("\n", newline))  # fmt: skip
+        done = script("sample", tiny_run, "--prompt", newline, "--num-tokens", 100,
+                      "--stop", newline, "--stop", stop.replace("\n", newline))  # fmt: skip
         end = min(free.index(stop), free.find("\n") % 1000)
         assert (done.code, done.out) == (0, f"{self.PROMPT}{free[:end]}\n")
 

@@ -24,14 +24,18 @@ field_types = functools.cache(get_type_hints)  # of a section's class, by name
 Role = Literal["recipe", "placement", "setting"]
 
 
-def _field(role: Role, default: Any, help: str, known: Iterable[str] = (), **bounds: float) -> Any:
+def _field(
+    role: Role, default: Any, help: str, known: Iterable[str] = (), escaped: bool = False,
+    **bounds: float,
+) -> Any:  # fmt: skip
     """Return a dataclass field with a help text.
 
     Args:
       known: the values that it can have, if they are the names in a registry.
+      escaped: a newline in it is typed as \\n on the command line, and a tab as \\t.
       bounds: `at_least`, `above` or `below`; a whole number is also below 2^31, as JAX's are.
     """
-    metadata = {"role": role, "help": help, "known": known, "bounds": bounds}
+    metadata = {"role": role, "help": help, "known": known, "escaped": escaped, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -129,6 +129,7 @@ class DataConfig(Section):
         "",
         "line, or what stands between two units of the text, such as \\n\\n: the model reads each "
         "unit from a zero state; empty: the text is one",
+        escaped=True,
     )
     batches: Literal["crops", "streams"] = recipe(
         "crops",
