@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from jaxgru.errors import UserError, nearest
 from jaxgru.libraries import InteropError
-from jaxgru.lm.config import Config, config_names
+from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
 from jaxgru.lm.model import Params
@@ -37,6 +37,12 @@ class Found(NamedTuple):
         from jaxgru.lm.runs.checkpoints import load_folder  # needs Optax
 
         return load_folder(self.path, epoch)
+
+    def config(self) -> Config:
+        """Return its config; JAX is started for a .pth only. Raises as the function `load`."""
+        if self.format:
+            return self.format.config(self.path)
+        return load_config(self.path / "config.toml")
 
     def text_sha256(self) -> str:
         """Return the SHA-256 of its text, or "" if unknown. Raises as the function `load`."""

@@ -15,6 +15,7 @@ from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.formats.metadata import config_in
 from jaxgru.lm.model import Params
 
 
@@ -41,6 +42,15 @@ class Format:
     def load(self, path: str | Path) -> tuple[Params, Config, Tokenizer]:
         """Load a model. Raises InteropError, or MissingPackage for what the format needs."""
         return getattr(self.module(), f"load_{self.name}")(path)
+
+    def config(self, path: str | Path) -> Config:
+        """Return the config of a model; if the file has metadata, JAX is not started.
+
+        Raises as `load`.
+        """
+        if not self.has_metadata:
+            return self.load(path)[1]
+        return config_in(f"{path} cannot be used", self.module().metadata_of(path))
 
     def text_sha256(self, path: str | Path) -> str:
         """Return the SHA-256 of the text that a model was trained on, or "" if unknown.

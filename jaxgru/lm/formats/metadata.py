@@ -90,10 +90,7 @@ def unpack(
       TokenizerError: its kind is unknown.
       MissingPackage: the tokenizer needs SentencePiece, which is not installed.
     """
-    try:
-        config = from_dict(parse_toml(metadata["config"].encode()))
-    except ConfigError as error:  # also another version's
-        raise InteropError(f"{where}: its config is broken: {error}") from error
+    config = config_in(where, metadata)
     like = _like(config)
     tensors = read(like)
     checked(where, tensors, flatten(like))
@@ -103,6 +100,14 @@ def unpack(
     is_text = kind not in TOKENIZERS or TOKENIZERS[kind].is_text
     tokenizer = tokenizer_from_bytes(kind, data if is_text else base64.b64decode(data))
     return unflatten(like, jax.device_put(tensors)), config, tokenizer
+
+
+def config_in(where: str, metadata: Mapping[str, str]) -> Config:
+    """Return the config in the metadata. Raises InteropError where it is broken."""
+    try:
+        return from_dict(parse_toml(metadata["config"].encode()))
+    except ConfigError as error:  # also another version's
+        raise InteropError(f"{where}: its config is broken: {error}") from error
 
 
 def check_format(where: str, metadata: Mapping[str, str]) -> None:

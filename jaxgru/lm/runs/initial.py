@@ -33,7 +33,7 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     Raises:
       UserError: there is no such model, or a value cannot be used.
     """
-    _, theirs, _ = load(model)
+    theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
     given = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
     if "data.corpus" in given:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import chex
 import jax
@@ -226,6 +228,18 @@ class TestConfig:
             assert config.training == dataclasses.replace(
                 theirs.training, epochs=7, init=str(model)
             )
+
+    def test_is_read_before_jax_starts(self, tiny_run, tmp_path):
+        """From then on, a CPU's cores could not become devices."""
+        files = [tmp_path / f"model{suffix}" for suffix in (".safetensors", ".onnx")]
+        for path in files:
+            jaxgru.lm.save(path, *load(tiny_run))
+        code = (
+            "import sys, jax\nfrom jaxgru.lm.runs.initial import config_from\n"
+            "for model in sys.argv[1:]: config_from(model)\n"
+            "jax.config.update('jax_num_cpu_devices', 3)\nassert len(jax.devices()) == 3"
+        )
+        subprocess.run([sys.executable, "-c", code, tiny_run, *files], check=True)
 
     @pytest.mark.slow
     def test_can_be_another_of_the_same_sizes(self, train, tiny_text):
