@@ -9,6 +9,7 @@ from bench.contestants import CONTESTANTS
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime, save
 from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import table, write_page
+from pages.models import called
 from pages.records import grouped
 
 Comparison = list[tuple[ContestantTime, dict[str, float]]]
@@ -27,18 +28,18 @@ TABLES = {
 def title(record: ContestantTime) -> str:
     """Return the task in words."""
     what, _, count = record.kind.partition("_")
-    size = f"{record.batch_size} × {record.num_tokens}"
+    size, model = f"{record.batch_size} × {record.num_tokens}", called(record.config)
     match what:
         case "sampling":
             writing = "one text" if record.batch_size == 1 else f"{record.batch_size} texts"
-            return f"writing {writing}, {record.config}"
+            return f"writing {writing}, {model}"
         case "layer":
             return f"{record.config}, {size}{', resets' * bool(count)}"
         case "ppo":
             return f"{record.config}, {size}{f', {count} seeds at once' * bool(count)}"
         case "training":
-            return f"training step, {record.config}, {size}"
-    return f"{what} pass, {record.config}, {size}"
+            return f"training step, {model}, {size}"
+    return f"{what} pass, {model}, {size}"
 
 
 def unit(kind: str) -> str:

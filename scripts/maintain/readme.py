@@ -13,8 +13,8 @@ from bench.benchmark_page import compared, newest, value
 from bench.records import load as load_benchmarks
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
-from jaxgru.lm.config import load_config
 from pages.markdown import DOCS, ROOT, table, write_page
+from pages.models import called
 from pages.records import load
 from study.records import Study
 from study.study_page import Page
@@ -54,10 +54,9 @@ def results() -> str:
     page = Page(study.runs, study.ngrams)
     for name in SHOWN:
         run = page.first[name]
-        config, measured = load_config(name).model, run.measured
+        measured = run.measured
         losses = measured.stream, measured.stateless, measured.sensitivity
-        unit = "characters" if measured.num_tokens == measured.num_characters else "subwords"
-        lines.append([f"{name}: {config.cell.upper()}, {unit}", f"{run.parameters:,}",
+        lines.append([run.called, f"{run.parameters:,}",
                       *(f"{measured.per_character(loss):.3f}" for loss in losses)])  # fmt: skip
     return table(
         ["nats per character", "parameters", "state kept", "reset before every token", "cost"],
@@ -71,10 +70,8 @@ def speeds() -> str:
     lines = []
     steps = newest(load_benchmarks(DOCS / "benchmarks.json"), ["training"], "float32")
     for ours, faster in compared(r for r in steps if r.config in SHOWN[:3]):
-        model = load_config(ours.config).model
-        sizes = f"{model.cell.upper()}, {model.num_layers} × {model.hidden_dim} ({ours.config})"
         times = [value(ours, faster[name] * ours.median) for name in CONTESTANTS]
-        lines.append([sizes, f"**{times[0]}**", *times[1:]])
+        lines.append([called(ours.config), f"**{times[0]}**", *times[1:]])
     return table(["model", *CONTESTANTS.values()], lines, "lr")
 
 

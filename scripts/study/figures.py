@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jaxgru.lm.training import Epoch
 from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, beside, head, svg
+from pages.models import called, kind
 from study.records import load_published
 
 Points = Sequence[tuple[int, float]]
@@ -43,14 +44,15 @@ def plot_memory(
     """
     ticks = sorted({k for points, _ in curves.values() for k, _ in points})
     never = 4 * ticks[-1]
-    with svg(path, 3.7) as figure:
+    with svg(path, 3.9) as figure:
         axes = figure.subplots()
         axes.axhline(ngrams[1], color=GREY, lw=1, ls="--", zorder=1)
         for name, (points, stream) in curves.items():
             k, losses = zip(*points, strict=True)
             color = color_of(name)
             axes.plot([*k, never], [*losses, stream], color=color, marker="o", ms=3.5, zorder=3)
-            beside(axes, name, (never, stream), color)
+            near = {"va": "bottom"} if name == "elman_alpha" else {}  # above the next curve's label
+            beside(axes, in_two_lines(name), (never, stream), color, **near)
         name, (points, kept) = next(iter(curves.items()))
         color, reset = color_of(name), dict(points).get(1, kept)
         axes.plot([1, never], [reset, reset], color=color, lw=1, ls=":", zorder=2)
@@ -103,7 +105,8 @@ def plot_recovery(
         for name, (excess, last) in curves.items():
             means = [*itertools.takewhile(lambda group: group[2] > 0, in_quarter_octaves(excess))]
             places = [math.sqrt(first * end) for first, end, _ in means]
-            axes.plot(places, [mean for *_, mean in means], color=color_of(name), label=name)
+            excess_means = [mean for *_, mean in means]
+            axes.plot(places, excess_means, color=color_of(name), label=called(name))
             for place, (_, end, mean) in zip(places, means, strict=True):
                 if end == last:
                     axes.plot(place, mean, marker="o", ms=6, color=color_of(name))
@@ -128,12 +131,14 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
     Args:
       runs: by config, the epochs of each seed.
     """
-    with svg(path, 1.75 * math.ceil(len(runs) / 2) + 0.8) as figure:
+    with svg(path, 1.95 * math.ceil(len(runs) / 2) + 0.8) as figure:
         grid = [*figure.subplots(math.ceil(len(runs) / 2), 2, squeeze=False).flat]
         for axes in grid[len(runs) :]:
             axes.set_visible(False)
         for axes, (name, seeds) in zip(grid, runs.items(), strict=False):
-            axes.set_title(name, size=11, pad=4)
+            axes.set_title(name, size=11, pad=17)
+            axes.annotate(kind(name), (0, 1), (0, 5), color=GREY, size=9.5,
+                          xycoords="axes fraction", textcoords="offset points")  # fmt: skip
             published = load_published(name)
             for field, theirs, color, what in (
                 ("train_loss", published.train_loss, BLUE, "training"),
@@ -154,9 +159,10 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
 
 RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)
 SIDES = {
-    "astra_alpha": LEFT, "astra_alpha, hidden_dim 256": LEFT, "astra_alpha, num_layers 2": (-6, 3),
-    "astra_beta": ABOVE, "best_gru": ABOVE, "scribe_alpha": BELOW, "scribe_beta": ABOVE,
-    "scribe_gamma": BELOW, "leviathan": BELOW, "elman_alpha": LEFT, "bengio_mlp": (4, -5),
+    "astra_alpha": (-6, 5), "astra_alpha, hidden_dim 64": (6, -3),
+    "astra_alpha, num_layers 2": BELOW, "astra_beta": (-4, 5), "best_gru": ABOVE,
+    "scribe_alpha": LEFT, "scribe_beta": ABOVE, "scribe_gamma": BELOW, "leviathan": BELOW,
+    "elman_alpha": LEFT, "bengio_mlp": (4, -12),
 }  # fmt: skip
 """Where a point is labelled, in points from it, if not on its right: so that no two labels meet."""
 
@@ -167,7 +173,7 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> Non
     Args:
       points: by model, parameters and cost, in nats per character.
     """
-    with svg(path, 4.4) as figure:
+    with svg(path, 5.4) as figure:
         axes = figure.subplots()
         for name, (parameters, cost) in points.items():
             color, face = color_of(name), "none" if "," in name else color_of(name)
@@ -184,11 +190,16 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> Non
         axes.set_xscale("log")
         axes.set_xticks([10**k for k in range(4, 8)], ["10k", "100k", "1M", "10M"])
         axes.minorticks_off()
-        axes.margins(0.14, 0.1)
-        axes.set(xlabel="parameters", ylim=(0, None))
+        axes.margins(0.18, 0.1)
+        axes.set(xlabel="parameters", ylim=(0, 1.15 * max(cost for _, cost in points.values())))
 
 
 def label_of(name: str) -> str:
     """Return what a point is called: a config's name or, of a variant, the size that it changes."""
     units, layers = (name.partition(f", {field} ")[2] for field in ("hidden_dim", "num_layers"))
-    return f"{units} units" if units else f"{layers} layers" if layers else name
+    return f"{units} units" if units else f"{layers} layers" if layers else in_two_lines(name)
+
+
+def in_two_lines(name: str) -> str:
+    """Return what a model is, and below that its name in brackets."""
+    return called(name).replace(" (", "\n(")

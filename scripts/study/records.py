@@ -17,6 +17,7 @@ from jaxgru.lm.config import config_dir
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.training import Epoch
+from pages.models import kind
 
 
 class EpochLoss(MeanLoss, frozen=True, kw_only=True):
@@ -56,13 +57,18 @@ class Run(Record):
 
     @property
     def title(self) -> str:
-        """What the pages call the run: its config and the changes, without the seed."""
+        """The run's config and the changes, without the seed."""
         changes = []
         for name, value in self.changes.items():
             field = name.partition(".")[2]
             none = field.endswith("dropout") and not value
             changes.append("no dropout" if none else f"{field} {value}")
         return ", ".join([self.config, *changes])
+
+    @property
+    def called(self) -> str:
+        """The title, and before it what the model is: "GRU 1 × 32 (astra_alpha, hidden_dim 32)"."""
+        return f"{kind(self.config, self.changes)} ({self.title})"
 
 
 class Study(Record):

@@ -96,7 +96,7 @@ class Page:
         theirs = [losses[-1] for losses in load_published(run.config).train_loss]
         published = ", ".join(f"{loss:.3f}" for loss in theirs if not math.isnan(loss))
         losses = measured.stream, measured.stateless, measured.sensitivity
-        return [run.title, f"{run.parameters:,}", published or "–",
+        return [run.called, f"{run.parameters:,}", published or "–",
                 f"{run.epochs[-1].train_loss:.3f}",
                 *(f"{measured.per_character(loss):.3f}" for loss in losses),
                 f"{minutes(run):.1f}"]  # fmt: skip
@@ -110,14 +110,14 @@ class Page:
             lambda run: run.measured.stream,
             lambda run: run.measured.sensitivity,
         ]
-        return [title, len(runs),
+        return [runs[0].called, len(runs),
                 *(mean_and_range([of(run) for run in runs]) for of in measures),
                 ", ".join(str(first_below(run.measured.recovery)) for run in runs)]  # fmt: skip
 
     def memory(self, run: Run) -> Row:
         """Return a model's loss by the number of tokens between resets, nats per character."""
         losses = [*(loss for _, loss in run.measured.memory_curve), run.measured.stream]
-        return [run.title, *(f"{run.measured.per_character(loss):.3f}" for loss in losses)]
+        return [run.called, *(f"{run.measured.per_character(loss):.3f}" for loss in losses)]
 
     def text(self, run: Run) -> Row:
         """Return how a model writes: its chain without a state, known words, its greedy loop."""
@@ -125,7 +125,7 @@ class Page:
         assert chain is not None  # no model of the study has so large a vocabulary
         cycle = max(chain.cycles, key=lambda cycle: cycle.basin)
         words = [text[how].known_words for how in ("validation text", "stateless", "stateful")]
-        return [run.title, f"{chain.kl_to_bigram:.3f}",
+        return [run.called, f"{chain.kl_to_bigram:.3f}",
                 f"`{json.dumps(cycle.text)}` ({cycle.basin:.0%})",
                 *(f"{share:.0%}" for share in words if share is not None),
                 f"{text['stateful'].median_period:g}"]  # fmt: skip
@@ -144,7 +144,7 @@ class Page:
             best = [loss.best.mean for loss in losses if loss.best]
             if losses and best:
                 means = mean_and_range([loss.mean for loss in losses]), mean_and_range(best)
-                rows.append([name, f"{run.parameters:,}", *means])
+                rows.append([run.called, f"{run.parameters:,}", *means])
         return rows
 
 

@@ -23,6 +23,7 @@ from study.figures import in_quarter_octaves
 from study.records import Run, Study
 from study.study_page import FILLED, Page, first_below
 
+ALPHA, SCRIBE = "GRU 1 × 128 (astra_alpha)", "GRU 2 × 256, subwords (scribe_alpha)"
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
 
 
@@ -65,30 +66,31 @@ def page(*runs):
 
 def test_the_numbers_are_the_records():
     text = page(run(seed=7))
-    row = "| astra_alpha | 86,913 | 1.628, 1.633 | 1.720 | 1.500 | 2.500 | 1.000 | 1.0 |"
+    row = f"| {ALPHA} | 86,913 | 1.628, 1.633 | 1.720 | 1.500 | 2.500 | 1.000 | 1.0 |"
     assert row in text  # 3 times 20 seconds
     # 1/2⁶ = 0.016 is the last excess of 0.01 or more: 7 predictions
-    assert "| astra_alpha | 1 | 1.720 | 1.520 | 1.500 | 1.000 | 7 |" in text
-    assert "| astra_alpha | 2.500 | 2.000 | 1.750 | 1.625 | 1.562 |" in text
+    assert f"| {ALPHA} | 1 | 1.720 | 1.520 | 1.500 | 1.000 | 7 |" in text
+    assert f"| {ALPHA} | 2.500 | 2.000 | 1.750 | 1.625 | 1.562 |" in text
     assert "| characters | 3.300 | 2.500 | 2.000 |" in text
-    assert '| astra_alpha | 0.125 | `" the"` (98%) | 94% | 25% | 75% | 4 |' in text
+    assert f'| {ALPHA} | 0.125 | `" the"` (98%) | 94% | 25% | 75% | 4 |' in text
     assert "Reset before every character:\n\n```\nROMEO: | hath\n```\n\nKept:" in text
 
 
 def test_means_and_ranges_are_over_the_seeds_of_a_config_and_its_changes():
     changes = {"training.state_dropout": 0.0}
     text = page(run(), run(seed=1, stream=1.75, losses=[1.5]), run(changes=changes, cost=0.5),
-                run("scribe_gamma"))  # fmt: skip
-    assert "| astra_alpha | 2 | 1.610 (1.500 … 1.720) | 1.645 (1.520 … 1.770) |" in text
-    assert "| astra_alpha, no dropout | 1 | 1.720 | 1.520 | 1.500 | 0.500 | 6 |" in text
-    assert "| scribe_gamma | 86,913 | 2.677 | 1.720 |" in text
+                run(changes={"model.hidden_dim": 32}), run("best_gru"))  # fmt: skip
+    assert f"| {ALPHA} | 2 | 1.610 (1.500 … 1.720) | 1.645 (1.520 … 1.770) |" in text
+    assert "| GRU 1 × 128 (astra_alpha, no dropout) | 1 | 1.720 | 1.520 | 1.500 | 0.500 |" in text
+    assert "| GRU 1 × 32 (astra_alpha, hidden_dim 32) | 1 | 1.720" in text
+    assert "| Mogrifier GRU 2 × 416 (best_gru) | 86,913 | – | 1.720 |" in text
 
 
 def test_a_character_is_not_a_token():
     """Half the nats a character where a token is two."""
     text = page(run(), run("scribe_alpha", characters_per_token=2))
-    assert "| scribe_alpha | 86,913 | 2.950 | 1.720 | 0.750 | 1.250 | 0.500 |" in text
-    assert "| scribe_alpha | 1.250 | 1.000 | 0.875 |" in text
+    assert f"| {SCRIBE} | 86,913 | 2.950 | 1.720 | 0.750 | 1.250 | 0.500 |" in text
+    assert f"| {SCRIBE} | 1.250 | 1.000 | 0.875 |" in text
 
 
 def test_the_loss_on_random_batches_is_that_of_the_record():
@@ -180,7 +182,7 @@ def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch, d
     kept = [r for r in load(docs / "study.json", Study).runs if r.config == "astra_alpha"]
     seen = [(r.seed, r.parameters, r.measured.hardware) for r in kept]
     assert seen == [(0, 86_913, "another machine"), (1, 86_913, "a machine")]
-    assert "| astra_alpha | 2 | 1.720 (1.720 … 1.720)" in ((docs / "study.md").read_text())
+    assert f"| {ALPHA} | 2 | 1.720 (1.720 … 1.720)" in ((docs / "study.md").read_text())
     for figure in ("memory", "recovery", "sensitivity", "epochs"):
         assert (docs / "figures" / f"{figure}.svg").stat().st_size > 5000
 
