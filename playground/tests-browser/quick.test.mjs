@@ -418,6 +418,15 @@ test("the tour asks for a prediction, and then shows", async () => {
   await analysed(page);
   const tour = page.getByRole("complementary", { name: "Guided tour" });
   const [options, button] = [tour.getByRole("group").getByRole("button"), (name) => tour.getByRole("button", { name, exact: true })];
+  await page.evaluate(() => {
+    window.written = []; // characters that can be seen when an answer comes
+    let answered = false;
+    new MutationObserver(() => {
+      const now = /You were right\.|It is “/.test(document.querySelector(".tour")?.textContent);
+      if (now && !answered) window.written.push(document.querySelector("#writers pre").textContent.length - "ROMEO: ".length);
+      answered = now;
+    }).observe(document.body, { childList: true, characterData: true, subtree: true });
+  });
   await page.getByRole("button", { name: "Take the tour" }).click();
   const answers = [0, 1, 2, 2, 2];
   for (const [i, answer] of answers.entries()) {
@@ -440,6 +449,9 @@ test("the tour asks for a prediction, and then shows", async () => {
     if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*it keeps 9\d %/);
     if (i < 4) await button("Next").press("Enter");
   }
+  const written = await page.evaluate(() => window.written);
+  assert.equal(written.length, 5);
+  assert(written[0] >= 100 && written[1] >= 100 && written[2] >= 250, String(written)); // of earlier texts, there were 2,000
   const { violations } = await new AxeBuilder({ page }).include(".tour").analyze();
   assert.deepEqual(violations.map(({ id }) => id), []);
   await until(page, () => location.hash.includes("tour=5"));

@@ -1,6 +1,6 @@
 /** Panel 1: one prompt, one seed, one set of weights; the left writes with its state, the right without. */
 
-import { effect, signal, untracked } from "@preact/signals";
+import { batch, effect, signal, untracked } from "@preact/signals";
 import { Fragment } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
@@ -236,8 +236,11 @@ export function writeOn(): void {
 
 /** Write anew with the slider there; if `count` is given, so many characters at once. */
 export function writeAnew(value: Reset, count?: number): void {
-  schedule.value = [[0, value]];
-  clear();
+  // At once: with the new slider, what was written before shows nothing
+  batch(() => {
+    schedule.value = [[0, value]];
+    clear();
+  });
   go();
   if (count) hurry = count;
   void begin();
