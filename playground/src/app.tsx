@@ -115,7 +115,7 @@ export function App() {
           all zeros.
         </p>
         <nav aria-label="Panels">
-          <button type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>
+          <button id="take-the-tour" type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>
           {TITLES.map(([name, title]) => (
             <a
               key={name}

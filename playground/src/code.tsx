@@ -1,6 +1,5 @@
 /** The bug as code: the state is made inside the loop, or before it. */
 
-import { Fragment } from "preact";
 import { every, inWords, type Reset } from "./view";
 
 interface Library {
@@ -49,7 +48,7 @@ export function Code() {
   const reset = every.value;
   return (
     <>
-      <h3 id="code">The bug in three lines of code</h3>
+      <h3>The bug in three lines of code</h3>
       <p>
         The state is called <code>h</code> in PyTorch, where <code>None</code> stands for zeros, and <code>carry</code> in
         JAX, because it is carried from step to step. On the left, it is made once, before the loop, and every step passes
@@ -60,13 +59,13 @@ export function Code() {
             "No error tells you."}
       </p>
       {LIBRARIES.map((library) => (
-        <Fragment key={library.name}>
+        <div key={library.name} id={library.name === "PyTorch" ? "code" : undefined}>
           <p class="small">{library.name}</p>
           <div class="pair wide">
             <Snippet label={`${library.name}: the state is carried on`} of={lines(library, null)} />
             <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
           </div>
-        </Fragment>
+        </div>
       ))}
     </>
   );

@@ -4,7 +4,7 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
-import { setEvery, writeAnew, writeOn } from "./panels/writers";
+import { running, setEvery, writeAnew, writeOn } from "./panels/writers";
 import { every, schedule, tour, written, type Reset } from "./view";
 
 interface Question {
@@ -14,8 +14,8 @@ interface Question {
   /** What to do to see the answer, and what does it for the reader. */
   task: string;
   show(): void;
-  /** Whether the answer can be seen. */
-  seen(): boolean;
+  /** Of so many characters as are enough, how many can be seen; null: the slider is elsewhere. */
+  seen(): number | null;
   /** Why it is so. */
   why(): string;
   /** What the page shows when the question is asked. */
@@ -25,8 +25,11 @@ interface Question {
 /** Characters after which a text shows what it is like. */
 const ENOUGH = 100;
 
-/** Whether all that is written was written with the slider there. */
-const writtenWith = (reset: Reset) => schedule.value.length === 1 && every.value === reset && written.value >= ENOUGH;
+/** How much is written if all of it was written with the slider there. */
+const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.value === reset ? written.value : null);
+
+/** Write with the slider there, or go on with it. */
+const writeWith = (reset: Reset) => (writtenWith(reset) === null ? writeAnew(reset) : writeOn());
 
 /** How much of the state's gain is left when it is reset every 32 characters. */
 function gain(): string {
@@ -44,7 +47,7 @@ const QUESTIONS: Question[] = [
     right: 0,
     task: "Move the slider to “never” and press “Start again”.",
     before: () => goTo("writers"),
-    show: () => writeAnew(null),
+    show: () => writeWith(null),
     seen: () => writtenWith(null),
     why: () => "The texts agree letter by letter. So whatever differs when you move the slider comes from the state alone.",
   },
@@ -54,7 +57,7 @@ const QUESTIONS: Question[] = [
     right: 1,
     task: "Move the slider to 8 and press “Start again”.",
     before: () => goTo("writers"),
-    show: () => writeAnew(8),
+    show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () => "Eight characters are enough for most words. A sentence needs to know how it began.",
   },
@@ -72,8 +75,8 @@ const QUESTIONS: Question[] = [
       writeOn();
     },
     seen: () => {
-      const moved = schedule.value.at(-1)!;
-      return schedule.value.length > 1 && moved[1] === null && written.value >= moved[0] + ENOUGH;
+      const [from, reset] = schedule.value.at(-1)!;
+      return from > 0 && reset === null ? written.value - from : null;
     },
     why: () =>
       "Look at its text after the mark. The state fills again with what the model reads, so a rare reset does little harm. " +
@@ -91,7 +94,7 @@ const QUESTIONS: Question[] = [
       goTo("surprise");
       document.getElementById("curve")?.scrollIntoView();
     },
-    seen: () => every.value === 32 && [1, 32, null].every((reset) => surprises.value.has(reset)),
+    seen: () => (every.value === 32 && [1, 32, null].every((reset) => surprises.value.has(reset)) ? ENOUGH : null),
     why: () =>
       `${gain()} The curve falls steeply at first and is almost flat from 32 on: most of what the next character depends ` +
       "on is close by.",
@@ -104,9 +107,9 @@ const QUESTIONS: Question[] = [
     before: () => setEvery(null),
     show: () => {
       setEvery(1);
-      document.getElementById("code")!.scrollIntoView();
+      document.getElementById("code")!.scrollIntoView({ block: "center" });
     },
-    seen: () => every.value === 1,
+    seen: () => (every.value === 1 ? ENOUGH : null),
     why: () =>
       "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
       "each step: if it is all zeros after the first step, it is this bug. If not, look at the other causes at the top of the page.",
@@ -118,7 +121,7 @@ const guess = signal<number | null>(null);
 const seen = signal(false);
 
 effect(() => {
-  if (guess.value !== null && QUESTIONS[tour.value - 1]?.seen()) seen.value = true;
+  if (guess.value !== null && (QUESTIONS[tour.value - 1]?.seen() ?? 0) >= ENOUGH) seen.value = true;
 });
 
 /** Ask a question, counted from 1; 0 ends the tour. */
@@ -127,20 +130,48 @@ export function ask(number: number): void {
   QUESTIONS[number - 1]?.before();
 }
 
+/** End the tour; the focus returns to where it began. */
+function close(): void {
+  ask(0);
+  document.getElementById("take-the-tour")?.focus({ preventScroll: true });
+}
+
+/** Until the answer can be seen: what shows it, or how much of it is written. */
+function ShowMe({ show, count }: { show(): void; count: number | null }) {
+  const writing = count !== null && running.value;
+  return (
+    <button type="button" aria-disabled={writing} onClick={() => writing || show()}>
+      {writing ? `Writing … ${Math.max(0, count)} of ${ENOUGH}` : "Show me"}
+    </button>
+  );
+}
+
 export function Tour() {
+  const card = useRef<HTMLElement>(null);
   const title = useRef<HTMLHeadingElement>(null);
+  const answer = useRef<HTMLParagraphElement>(null);
   const number = tour.value;
   useEffect(() => title.current?.focus({ preventScroll: true }), [number]);
+  // The button that was pressed is gone. A reader who moves the slider keeps the focus there.
+  useEffect(() => {
+    if (document.activeElement === document.body || card.current?.contains(document.activeElement)) answer.current?.focus();
+  }, [seen.value]);
+  useEffect(() => {
+    if (!number) return;
+    const pressed = (event: KeyboardEvent) => event.key === "Escape" && close();
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, [number]);
   if (!number) return null;
-  const { ask: question, options, right, task, show, why } = QUESTIONS[number - 1];
+  const { ask: question, options, right, task, show, seen: count, why } = QUESTIONS[number - 1];
   return (
-    <aside class="tour" aria-label="Guided tour">
+    <aside ref={card} class="tour" aria-label="Guided tour">
       <div class="head">
         <h2 ref={title} tabIndex={-1}>Question {number} of {QUESTIONS.length}</h2>
         <div class="buttons">
           {number > 1 && <button type="button" onClick={() => ask(number - 1)}>Back</button>}
           {number < QUESTIONS.length && <button type="button" onClick={() => ask(number + 1)}>Next</button>}
-          <button type="button" onClick={() => ask(0)}>Close</button>
+          <button type="button" onClick={close}>Close</button>
         </div>
       </div>
       <p>{question}</p>
@@ -151,10 +182,12 @@ export function Tour() {
       </div>
       <div role="status">
         {guess.value === null && <p class="small">Predict first.</p>}
-        {guess.value !== null && !seen.value && (
-          <p>{task} <button type="button" onClick={show}>Show me</button></p>
+        {guess.value !== null && !seen.value && <p>{task}</p>}
+        {seen.value && (
+          <p ref={answer} tabIndex={-1}>
+            <b>{guess.value === right ? "You were right." : `It is “${options[right]}”.`}</b> {why()}
+          </p>
         )}
-        {seen.value && <p><b>{guess.value === right ? "You were right." : `It is “${options[right]}”.`}</b> {why()}</p>}
         {seen.value && number === QUESTIONS.length && (
           <p>
             That was the last question. Go on with the{" "}
@@ -163,6 +196,7 @@ export function Tour() {
           </p>
         )}
       </div>
+      {guess.value !== null && !seen.value && <ShowMe show={show} count={count()} />}
     </aside>
   );
 }

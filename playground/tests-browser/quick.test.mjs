@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { analysed, figures, launch, move, open, openOptions, panel, readout, serve, show, texts, until } from "./browser.mjs";
+import { analysed, figures, launch, move, NARROW, open, openOptions, panel, readout, serve, show, texts, until } from "./browser.mjs";
 
 let server, browser, page;
 const report = {};
@@ -413,8 +413,22 @@ test("a view is shared, and a link for a class shows what it says", async () => 
   await page.context().close();
 });
 
-test("the tour asks for a prediction, and then shows", async () => {
-  const page = await open(browser, server.address, "model=elman_alpha&fast=true");
+/** What has the focus, as text. */
+const focused = (page) => page.evaluate(() => document.activeElement.textContent);
+
+/** Wait until all of these can be seen whole: below the bar, and not behind the tour. */
+const seen = (page, all) =>
+  until(page, (all) => {
+    const box = (each) => each.getBoundingClientRect();
+    const [top, card] = [box(document.querySelector(".bar")).bottom, box(document.querySelector(".tour"))];
+    const found = [...document.querySelectorAll(all)].map(box);
+    return found.length && found.every((each) =>
+      each.top >= top - 1 && each.bottom <= innerHeight && (each.right <= card.left || each.bottom <= card.top));
+  }, all);
+
+for (const [size, viewport] of Object.entries({ "a laptop": { width: 1280, height: 800 }, "a telephone": NARROW }))
+test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
+  const page = await open(browser, server.address, "model=elman_alpha", { viewport });
   await analysed(page);
   const tour = page.getByRole("complementary", { name: "Guided tour" });
   const [options, button] = [tour.getByRole("group").getByRole("button"), (name) => tour.getByRole("button", { name, exact: true })];
@@ -429,11 +443,13 @@ test("the tour asks for a prediction, and then shows", async () => {
   });
   await page.getByRole("button", { name: "Take the tour" }).click();
   const answers = [0, 1, 2, 2, 2];
+  const WRITERS = "#writers .written, #writers .controls button";
   for (const [i, answer] of answers.entries()) {
     const title = tour.getByRole("heading", { name: `Question ${i + 1} of 5` });
     await title.waitFor();
     assert.equal(await title.evaluate((each) => each === document.activeElement), true);
     assert.equal(await button("Show me").count(), 0);
+    if (i < 3) await seen(page, size === "a laptop" ? `${WRITERS}, #writers .bars` : WRITERS);
     await options.nth(answer).press("Enter");
     await options.nth((answer + 1) % 3).press("Enter"); // the first counts
     if (i === 0) {
@@ -441,7 +457,14 @@ test("the tour asks for a prediction, and then shows", async () => {
       await tour.getByText("press “Start again”").waitFor(); // the slider alone does not show it
       await panel(page, "writers").getByRole("button", { name: "Start again" }).click();
     } else await button("Show me").press("Enter");
+    if (i === 1) {
+      await tour.getByRole("button", { name: /^Writing … [1-9]\d? of 100$/ }).press("Enter"); // does not start over
+      assert.match(await focused(page), /^Writing … [1-9]\d? of 100$/);
+    }
     await tour.getByText("You were right.").waitFor();
+    if (i > 0) assert.match(await focused(page), /^You were right\./);
+    else assert.equal(await focused(page), "Start again");
+    await seen(page, [WRITERS, WRITERS, WRITERS, ".curve", "#code .code"][i]);
     if (i === 2) {
       const right = panel(page, "writers").locator(".written").last();
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
@@ -455,8 +478,9 @@ test("the tour asks for a prediction, and then shows", async () => {
   const { violations } = await new AxeBuilder({ page }).include(".tour").analyze();
   assert.deepEqual(violations.map(({ id }) => id), []);
   await until(page, () => location.hash.includes("tour=5"));
-  await button("Close").click();
+  await page.keyboard.press("Escape");
   await tour.waitFor({ state: "detached" });
+  assert.equal(await focused(page), "Take the tour");
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });

@@ -44,7 +44,8 @@ const texts = [signal(""), signal("")];
 const costs = [signal<number | null>(null), signal<number | null>(null)];
 const costed = signal(0); // characters that the costs are of
 const nexts = signal<Next[]>([]);
-const running = signal(false);
+/** Whether the writers write, or are about to. */
+export const running = signal(false);
 const note = signal("");
 const rate = signal(0);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -229,9 +230,10 @@ function one(): void {
   void (begun.value ? run(begun.value) : begin());
 }
 
-/** Write on if it has stopped. */
+/** Write on, also beyond what was to be written at once. */
 export function writeOn(): void {
-  if (!running.value) toggle();
+  if (running.value) go();
+  else toggle();
 }
 
 /** Write anew with the slider there; if `count` is given, so many characters at once. */
