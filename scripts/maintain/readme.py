@@ -19,7 +19,7 @@ from pages.records import load
 from study.records import Study
 from study.study_page import Page
 
-COMMAND = "jaxgru sample astra_beta --compare --num-tokens 90"
+COMMAND = "jaxgru sample astra_beta --compare --num-tokens 60"
 WIDTH = "92"  # of the sample, in columns
 SHOWN = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "leviathan"]
 CONTESTANTS = {

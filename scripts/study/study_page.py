@@ -60,7 +60,7 @@ class Page:
             ]),
             "text": table(
                 ["model", "from bigram counts", "greedy text ends in", "known words: the text",
-                 "reset", "kept", "loop, kept"], map(self.text, self.first.values())),
+                 "kept", "reset", "loop, kept"], map(self.text, self.first.values())),
             "samples": "\n\n".join(self.samples()),
             "as nanoGPT": table(["model", "parameters", "last epoch", "best epoch"],
                                 self.as_nanogpt()),
@@ -124,7 +124,7 @@ class Page:
         text, chain = run.measured.text, run.measured.chain
         assert chain is not None  # no model of the study has so large a vocabulary
         cycle = max(chain.cycles, key=lambda cycle: cycle.basin)
-        words = [text[how].known_words for how in ("validation text", "stateless", "stateful")]
+        words = [text[how].known_words for how in ("validation text", "stateful", "stateless")]
         return [run.called, f"{chain.kl_to_bigram:.3f}",
                 f"`{json.dumps(cycle.text)}` ({cycle.basin:.0%})",
                 *(f"{share:.0%}" for share in words if share is not None),
@@ -133,7 +133,7 @@ class Page:
     def samples(self) -> list[str]:
         """Return astra_alpha's sampled texts with their names."""
         text = self.first["astra_alpha"].measured.text
-        ways = {"stateless": "Reset before every character", "stateful": "Kept"}
+        ways = {"stateful": "Kept", "stateless": "Reset before every character"}
         return [f"{what}:\n\n```\n{text[how].sampled}\n```" for how, what in ways.items()]
 
     def as_nanogpt(self) -> list[Row]:
