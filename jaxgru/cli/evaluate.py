@@ -29,20 +29,12 @@ from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_units, end_token, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import (
-    NLL,
-    Scores,
-    in_units,
-    perplexity,
-    score,
-    score_lines,
-    stream_nll,
-    window_loss,
-)
+from jaxgru.lm.evaluation import in_units, perplexity, stream_nll, window_loss
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.load import Found
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
+from jaxgru.lm.scoring import NLL, Scores, score, score_lines
 
 with needs("train"):
     from rich.console import Console

@@ -8,10 +8,10 @@ import datetime
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.lm import load, num_params
+from jaxgru.lm import Scores, evaluate, load, num_params
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.evaluation import Scores, evaluate, in_units
+from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER
