@@ -16,7 +16,7 @@ export const MODELS: ModelName[] = ["astra_beta", "astra_alpha", "elman_alpha"];
 export const PANELS = ["writers", "surprise", "inside", "reach", "state"] as const;
 export type Panel = (typeof PANELS)[number];
 
-/** Characters that each field takes. A text is analysed in a second or two (playground/README.md). */
+/** Characters that each field takes. A text is analysed in a second or two. */
 export const PROMPT_LIMIT = 500;
 export const TEXT_LIMIT = 5000;
 export const STATE_LIMIT = 8000;
