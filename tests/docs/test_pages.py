@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import jax
 import nbformat
 import pytest
 from conftest import ROOT
@@ -14,6 +15,7 @@ import jaxgru
 from bench import benchmark_page
 from bench.records import Benchmarks
 from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.lm.evaluation import stream_nll, window_nll
 from pages import notebooks
 from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill
@@ -189,3 +191,59 @@ class TestTheSite:
         assert len(claims) == 3
         for claim in claims:
             assert claim in study
+
+
+class TestTheLesson:
+    """The playground is in TypeScript, so its sources are read."""
+
+    PAGE = (DOCS / "guide" / "teaching.md").read_text()
+    SOURCES = ROOT / "playground" / "src"
+
+    def test_the_worksheet_has_the_answers_of_the_tour(self):
+        tour = (self.SOURCES / "tour.tsx").read_text()
+        answers = re.findall(r"options: \[(.*)\]", tour)
+        assert len(answers) == 5
+        rows = re.findall(r"^\| \*\*\d\.\*\* .*", self.PAGE, re.MULTILINE)
+        ticked = [", ".join(f'"{a}"' for a in re.findall(r"☐ (.+?)(?=<br>| \|)", r)) for r in rows]
+        assert ticked == answers
+
+    def test_its_links_set_what_the_playground_knows(self):
+        view = (self.SOURCES / "view.ts").read_text()
+        known = set(re.findall(r'= parameter(?:<.+?>)?\(\s*"(\w+)"', view))
+        links = re.findall(r'playground/#([^"]+)', self.PAGE)
+        set_by_them = {name for link in links for name in re.findall(r"(\w+)=", link)}
+        assert {"tour", "every", "at", "written"} <= set_by_them <= known
+
+    def test_its_numbers_are_the_models(self):
+        params, _, tokenizer = jaxgru.lm.load("astra_beta")
+        defaults = (self.SOURCES / "defaults.ts").read_text()
+        passage = re.search(r"PASSAGE = `(.*?)`", defaults, re.DOTALL)[1]
+        tokens = tokenizer.encode(passage)
+
+        [at] = re.findall(r"at=(\d+)", self.PAGE)
+        assert passage[: int(at)].endswith("I have done nothi")
+        kept, reset = (
+            jax.nn.softmax(jaxgru.lm.apply(params, text[None])[0][0, -1])
+            for text in (tokens[: int(at)], tokens[int(at) - 1 : int(at)])
+        )
+        percent = lambda bets, letter: 100 * float(bets[tokenizer.encode(letter)[0]])
+        assert percent(kept, "n") > 99
+        n, s, t = (f"{percent(reset, letter):.0f}% on {letter}" for letter in "nst")
+        assert f"it bets {n}, {s}, and {t}." in self.shown()
+
+        one, some = (window_nll(params, tokens, every).mean() for every in (1, 32))
+        never = stream_nll(params, tokens).mean()
+        assert f"costs {one:.2f} nats with a reset before every character" in self.shown()
+        assert f"{some:.2f} with one every 32, and {never:.2f} without any" in self.shown()
+        gain = f"{one - some:.2f} of {one - never:.2f} nats are left, which is "
+        assert f"{gain}{100 * (one - some) / (one - never):.0f}%." in self.shown()
+
+    def test_its_other_numbers_are_the_studys(self):
+        row = re.search(r"astra_beta.*` \(.*", (DOCS / "study.md").read_text())[0]
+        _, *shares = re.findall(r" (\d+%) \|", row)  # of known words, after the text's own
+        reset, kept = sorted(shares)
+        assert f"{kept} of the words occur in the plays" in self.shown()
+        assert f"kept, and {reset} if it is reset" in self.shown()
+
+    def shown(self):
+        return " ".join(self.PAGE.split())
