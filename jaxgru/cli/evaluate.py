@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
@@ -29,12 +29,11 @@ from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_units, end_token, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import in_units, perplexity, stream_nll, window_loss
+from jaxgru.lm.evaluation import in_units, memory_curve, perplexity, stream_nll, window_loss
 from jaxgru.lm.generation import default_prompt
-from jaxgru.lm.load import Found
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
-from jaxgru.lm.scoring import NLL, Scores, score, score_lines
+from jaxgru.lm.scoring import score_lines
 
 with needs("train"):
     from rich.console import Console
@@ -63,8 +62,7 @@ def make_parser() -> Parser:
     add(
         "--encoding",
         metavar="NAME",
-        default="utf-8",
-        help="encoding of --text, by Python's name for it, such as latin-1 (default: %(default)s)",
+        help="encoding of --text, by Python's name for it, such as latin-1 (default: utf-8)",
     )
     add("--validation", metavar="FILE", help="the model's own data.validation, if it has moved")
     add(
@@ -98,143 +96,149 @@ def main() -> None:
     """Parse the arguments, evaluate the model and print tables."""
     parser = make_parser()
     arguments = parser.parse_args()
-    counted = arguments.ngram is not None
-    model = None if counted else trained_model(arguments)
-    try:
-        encoding = DataConfig(encoding=arguments.encoding).encoding
-    except ConfigError as error:
-        parser.error(str(error).replace("data.encoding", "--encoding"))
-    if encoding != "utf-8" and arguments.text is None:
-        parser.error("--encoding is for --text; the model's own text is read as in training.")
-    for option in ("--epoch", "--dynamic", "--random-batches", "--validation"):
-        if counted and getattr(arguments, option[2:].replace("-", "_")):
-            parser.error(f"{option} is for a model; it does not go with --ngram.")
-    if arguments.dynamic and arguments.text is not None:
-        parser.error(
-            "--dynamic chooses its settings on the text that a model was trained on; it does not "
-            "go with --text."
-        )
-    if arguments.lines and arguments.text is None:
-        parser.error("--lines is for --text; give the file whose lines to score.")
-    for option in ("--validation", "--random-batches"):
-        if arguments.lines and getattr(arguments, option[2:].replace("-", "_")):
-            parser.error(f"--lines scores each line alone; leave out {option}.")
-    output = arguments.output
-    if output is not None:  # before anything slow starts
-        parser.check_output(output, ".csv")
-    if arguments.lines:
-        print_lines(model, arguments, encoding)
+    check(parser, arguments)
+    load = _trained if arguments.ngram is None else _counted
+    model, config, tokenizer, text = load(arguments)
+    output, console, name = arguments.output, Console(highlight=False), config.name
+    place = text.source.removeprefix("the file ")
+    if isinstance(text, Dataset):  # whose validation split is evaluated
+        tokens, size, end = text.validation, text.num_characters, text.end
+        if arguments.text is not None and not config.data.validation:
+            name += f" on the validation split of {place}"
+    elif arguments.lines:
+        print_lines(model, tokenizer, text, output)
         return
-    console = Console(highlight=False)
-    if model is None:
-        text = None if arguments.text is None else load_corpus(arguments.text, encoding=encoding)
-        config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-        scores = _counted(arguments.ngram, dataset, text)
-        rows = [(f"order {arguments.ngram}", scores.loss)]
-        name = _title(config.name, arguments.text)
-        console.print(_in_units(name, "n-gram model", rows, scores, losses=True))
     else:
-        params, config, tokenizer = model.load(arguments.epoch)
-        sha256, window = model.text_sha256(), config.training.sequence_length
-        if arguments.dynamic and config.data.unit:
-            parser.error("--dynamic reads a text as one stream, not in units (data.unit).")
-        given = arguments.text
-        if given is not None and (
-            given == "-" or load_corpus(given, reads_bytes=True).sha256 != sha256.split(" ")[0]
-        ):
-            if arguments.validation is not None:
-                parser.error("--validation goes with the model's own text; --text is another.")
-            text = load_corpus(given, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
-            rows, scores = _scored(
-                params, config, tokenizer, text, arguments.random_batches, console
-            )
-            name = _title(config.name, arguments.text)
-            console.print(_in_units(name, "state reset to zero", rows, scores, losses=True))
-            _print_unknown(console, tokenizer, scores.pieces)
+        tokens, size, end = _encoded(tokenizer, text, config.data.unit)
+        name += f" on all of {place}"
+    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+    if isinstance(model, Params) and isinstance(text, Dataset):
+        _print_state_cost(console, name, model, config, text, pieces, arguments)
+        nats = stream_nll(model, tokens, end) if output is not None else ()
+    else:
+        if isinstance(model, Params):
+            batches, what = arguments.random_batches, "state reset to zero"
+            rows, nats = _treatments(console, model, config, tokens, end, batches)
         else:
-            dataset = _own_text(config, tokenizer, sha256, given, arguments.validation)
-            moved = None if config.data.validation else given
-            name = _title(config.name, moved, "the validation split of ")
-            prompt = default_prompt(sha256, tokenizer)
-            steps = state_cost.num_steps(tokenizer, arguments.random_batches)
-            with _in_steps(console, steps) as begin:
-                record = state_cost.measure(
-                    params, tokenizer, dataset, window, begin, arguments.random_batches, prompt
-                )
-            console.print(_losses(name, window, record, dataset.end is not None))
-            _print_unknown(console, tokenizer, _pieces(dataset))
-            if record.text:
-                console.print(_text(record.text))
-            if arguments.dynamic:
-                with _in_steps(console, 1) as begin:
-                    begin("choosing the settings of dynamic evaluation")
-                    chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
-                    loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
-                rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
-                rows = [("fixed", record.stream), (f"learning: {rates}", loss)]
-                console.print(_in_units(name, "weights, one stream", rows, record))
-            if record.chain:
-                console.print(_markov_chain(record.chain))
-            split = params, dataset.validation, dataset.end
-            scores = output and _of_split(dataset, stream_nll(*split))
-    if output is not None and scores is not None:
-        tokens = enumerate(zip(scores.pieces, scores.nats, strict=True), 1)
-        rows = ([position, piece, _rounded(nats)] for position, (piece, nats) in tokens)
+            nats, what = model.token_nll(tokens), "n-gram model"
+            rows = [(f"order {model.order}", float(nats.mean()))]
+        console.print(_in_units(name, what, rows, len(nats), size, losses=True))
+        _print_unknown(console, tokenizer, pieces)
+    if output is not None:
+        tokens = enumerate(zip(pieces, map(_rounded, nats), strict=True), 1)
+        rows = ((position, *token) for position, token in tokens)
         write_table(output, ["position", "token", "nats"], rows)
 
 
-@contextlib.contextmanager
-def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on a terminal; yield a function to call with each step as it begins."""
-    with progress_bar(total, console) as (bar, task):
-        done = itertools.count()
-        yield lambda what: bar.update(task, completed=next(done), what=what, status="")
-
-
-def print_lines(found: Found | None, arguments: Namespace, encoding: str) -> None:
-    """Write the table of --lines, and print the mean loss where the table is a file.
-
-    Raises UserError where the text cannot be read or encoded, or the table not be written.
-    """
-    model: Any
-    nll: NLL | None = None
-    if found is None:
-        _, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-        tokenizer, nll = dataset.tokenizer, NGram.token_nll
-        model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
-    else:
-        model, _, tokenizer = found.load(arguments.epoch)
-    text = load_corpus(arguments.text, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
-    lines = lines_of(text.text)
-    rows, total, num_tokens = [], 0.0, 0
-    with _encoded(text):
-        for scores in score_lines(model, tokenizer, lines, nll):
-            nats, count = float(scores.nats.sum()), scores.num_tokens
-            mean = _rounded(nats / count) if count else ""
-            rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
-            total, num_tokens = total + nats, num_tokens + count
-    write_table(arguments.output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
+def check(parser: Parser, arguments: Namespace) -> None:
+    """Refuse options that do not go together, before anything slow starts."""
+    given, ngram = arguments.text is not None, arguments.ngram is not None
+    for applies, options, says in (
+        (ngram, ("--epoch", "--dynamic", "--random-batches", "--validation"),
+         "{} is for a model; it does not go with --ngram."),
+        (given, ("--dynamic",),
+         "{} chooses its settings on the text that a model was trained on; it does not go with "
+         "--text."),
+        (not given, ("--lines", "--encoding"), "{} is for --text; give the file, too."),
+        (arguments.lines, ("--validation", "--random-batches"),
+         "--lines scores each line alone; leave out {}."),
+    ):  # fmt: skip
+        for option in options:
+            if applies and getattr(arguments, option[2:].replace("-", "_")):
+                parser.error(says.format(option))
+    try:
+        DataConfig(encoding=arguments.encoding or "utf-8")
+    except ConfigError as error:
+        parser.error(str(error).replace("data.encoding", "--encoding"))
     if arguments.output is not None:
-        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(num_tokens, 'token')}, "
-              f"{total / max(num_tokens, 1):.4f} nats per token")  # fmt: skip
+        parser.check_output(arguments.output, ".csv")
 
 
-def _own_text(
-    config: Config, tokenizer: Tokenizer, sha256: str, text: str | None, validation: str | None
-) -> Dataset:
-    """Load the text that a model was trained on; `text` and `validation` say where it is now."""
+def _counted(arguments: Namespace) -> tuple[NGram, Config, Tokenizer, Corpus | Dataset]:
+    """Return an n-gram model, its config and tokenizer, and the text to evaluate it on."""
+    config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
+    text = _another_text(arguments, dataset.tokenizer, "") or dataset
+    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, arguments.ngram)
+    return model, config, dataset.tokenizer, text
+
+
+def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | Dataset]:
+    """Return what `_counted` returns, of a trained model."""
+    found = trained_model(arguments)
+    params, config, tokenizer = found.load(arguments.epoch)
+    if arguments.dynamic and config.data.unit:
+        raise UserError("--dynamic reads a text as one stream, not in units (data.unit).")
+    sha256 = found.text_sha256()
+    if (text := _another_text(arguments, tokenizer, sha256)) is not None:
+        return params, config, tokenizer, text
     if not sha256:
         raise UserError(
             "the model does not record the SHA-256 of the text that it was trained on, "
             f"{config.data.corpus}; give a text with --text."
         )
-    given = {"corpus": text, "validation": validation}
+    given = {"corpus": arguments.text, "validation": arguments.validation}
     moved = {name: place for name, place in given.items() if place is not None}
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **moved))
-    return load_dataset(config, tokenizer, sha256, ("--text", "--validation"))[1]
+    own = dataclasses.replace(config, data=dataclasses.replace(config.data, **moved))
+    dataset = load_dataset(own, tokenizer, sha256, ("--text", "--validation"))[1]
+    return params, config, tokenizer, dataset
 
 
-def write_table(path: Path | None, names: list[str], rows: Iterable[list[Any]]) -> None:
+def _another_text(arguments: Namespace, tokenizer: Tokenizer, sha256: str) -> Corpus | None:
+    """Return the text that --text names; None: there is none, or it is the model's own."""
+    place = arguments.text
+    if place is None:
+        return None
+    whole = arguments.lines or place == "-"
+    if not whole and load_corpus(place, reads_bytes=True).sha256 == sha256.split(" ")[0]:
+        return None
+    if arguments.validation is not None:
+        raise UserError("--validation goes with the model's own text; --text is another.")
+    encoding = arguments.encoding or "utf-8"
+    return load_corpus(place, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
+
+
+@contextlib.contextmanager
+def _naming(text: Corpus) -> Iterator[None]:
+    try:
+        yield
+    except TokenizerError as error:
+        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
+
+
+def _encoded(
+    tokenizer: Tokenizer, text: Corpus, unit: str
+) -> tuple[Int[np.ndarray, "N"], int, int | None]:
+    """Return what a dataset has of its validation split: tokens, characters, end-of-unit token."""
+    with _naming(text):
+        if unit:
+            units = encode_units(tokenizer, split_units(text.text, unit), unit)
+            return *units, end_token(tokenizer, unit)
+        tokens = tokenizer.encode(text.text)
+        return tokens, len(text.text) - tokenizer.num_characters(tokens[:1], text.text), None
+
+
+def print_lines(
+    model: Params | NGram, tokenizer: Tokenizer, text: Corpus, output: Path | None
+) -> None:
+    """Write the table of --lines, and print the mean loss where the table is a file.
+
+    Raises UserError where the text cannot be encoded, or the table not be written.
+    """
+    lines, rows, total, num_tokens = lines_of(text.text), [], 0.0, 0
+    nll: Any = NGram.token_nll if isinstance(model, NGram) else None
+    with _naming(text):
+        for scores in score_lines(model, tokenizer, lines, nll):
+            nats, count = float(scores.nats.sum()), scores.num_tokens
+            mean = _rounded(nats / count) if count else ""
+            rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
+            total, num_tokens = total + nats, num_tokens + count
+    write_table(output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
+    if output is not None:
+        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(num_tokens, 'token')}, "
+              f"{total / max(num_tokens, 1):.4f} nats per token")  # fmt: skip
+
+
+def write_table(path: Path | None, names: list[str], rows: Iterable[Any]) -> None:
     """Write rows as comma-separated values. Raises UserError if the file cannot be written."""
     table = io.StringIO(newline="")
     csv.writer(table, lineterminator="\n").writerows(itertools.chain([names], rows))
@@ -243,31 +247,6 @@ def write_table(path: Path | None, names: list[str], rows: Iterable[list[Any]]) 
 
 def _rounded(nats: float) -> float:
     return float(f"{nats:.7g}")
-
-
-def _title(name: str, text: str | None, part: str = "all of ") -> str:
-    if text is None:
-        return name
-    return f"{name} on {part}{'standard input' if text == '-' else escape(printable(text))}"
-
-
-def _counted(order: int, dataset: Dataset, text: Corpus | None) -> Scores:
-    """Score a text, or the validation split, with n-grams counted in the training split."""
-    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
-    if text is not None:
-        with _encoded(text):
-            return score(model, dataset.tokenizer, text.text, NGram.token_nll)
-    return _of_split(dataset, model.token_nll(dataset.validation))
-
-
-def _of_split(dataset: Dataset, nats: Float[np.ndarray, "_"]) -> Scores:
-    """Return the scores of the validation split."""
-    return Scores(nats, dataset.num_characters, _pieces(dataset))
-
-
-def _pieces(dataset: Dataset) -> list[str]:
-    """Return the predicted tokens of the validation split, as the vocabulary spells them."""
-    return [dataset.tokenizer.pieces[token] for token in dataset.validation[1:]]
 
 
 def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) -> None:
@@ -280,96 +259,107 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
 
 
 @contextlib.contextmanager
-def _encoded(text: Corpus) -> Iterator[None]:
-    try:
-        yield
-    except TokenizerError as error:
-        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
+def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar on a terminal; yield a function to call with each step as it begins."""
+    with progress_bar(total, console) as (bar, task):
+        done = itertools.count()
+        yield lambda what: bar.update(task, completed=next(done), what=what, status="")
 
 
-def _scored(
-    params: Params, config: Config, tokenizer: Tokenizer, text: Corpus, random_batches: bool,
-    console: Console,
-) -> tuple[list[tuple[str, float]], Scores]:  # fmt: skip
-    """Return the loss of a text for each treatment of the state, and its scores as one stream."""
-    rows, window, unit = [], config.training.sequence_length, config.data.unit
-    end = end_token(tokenizer, unit)
+def _treatments(
+    console: Console, params: Params, config: Config, tokens: Int[np.ndarray, "N"],
+    end: int | None, random_batches: bool,
+) -> tuple[list[tuple[str, float]], Float[np.ndarray, "N-1"]]:  # fmt: skip
+    """Return the loss for each treatment of the state, and the nats of each token as one stream."""
+    window, batches = config.training.sequence_length, None
     with _in_steps(console, 3 + random_batches) as begin:
         begin("one stream")
-        with _encoded(text):
-            if unit:
-                tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
-            else:
-                tokens = tokenizer.encode(text.text)
-                size = len(text.text) - tokenizer.num_characters(tokens[:1], text.text)
-        pieces = [tokenizer.pieces[token] for token in tokens[1:]]
-        scores = Scores(stream_nll(params, tokens, end), size, pieces)
-        rows.append((_one_stream(end is not None), scores.loss))
-        for title, every in ((_windows(window), window), ("every token", 1)):
-            begin(title)
-            rows.append((title, window_loss(params, tokens, every, end=end)))
+        nats = stream_nll(params, tokens, end)
+        begin(f"windows of {window}")
+        windows = window_loss(params, tokens, window, end=end)
+        begin("every token")
+        curve = memory_curve(params, tokens, [1])
         if random_batches:
             begin("random batches")
-            rows.append(_random_batches(state_cost.evaluate_random_batches(params, tokens, end)))
-    return rows, scores
+            batches = state_cost.evaluate_random_batches(params, tokens, end)
+    return _losses(curve.items(), float(nats.mean()), end, windows, window, batches), nats
 
 
-def _one_stream(of_units: bool) -> str:
-    return "only where a unit begins" if of_units else "never: one stream"
+def _print_state_cost(
+    console: Console, name: str, params: Params, config: Config, dataset: Dataset,
+    pieces: list[str], arguments: Namespace,
+) -> None:  # fmt: skip
+    """Print every measure of a model on the validation split of its own text."""
+    tokenizer, window = dataset.tokenizer, config.training.sequence_length
+    batches, prompt = arguments.random_batches, default_prompt(dataset.sha256, tokenizer)
+    with _in_steps(console, state_cost.num_steps(tokenizer, batches)) as begin:
+        record = state_cost.measure(params, tokenizer, dataset, window, begin, batches, prompt)
+    sizes = record.num_tokens, record.num_characters
+    rows = _losses(
+        record.memory_curve, record.stream, dataset.end, record.windows, window,
+        record.random_batches,
+    )  # fmt: skip
+    rows.append(("sensitivity: every token minus never", record.sensitivity))
+    console.print(_in_units(name, "state reset to zero", rows, *sizes))
+    _print_unknown(console, tokenizer, pieces)
+    if record.text:
+        console.print(_text(record.text))
+    if arguments.dynamic:
+        with _in_steps(console, 1) as begin:
+            begin("choosing the settings of dynamic evaluation")
+            chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
+            loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
+        rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
+        rows = [("fixed", record.stream), (f"learning: {rates}", loss)]
+        console.print(_in_units(name, "weights, one stream", rows, *sizes))
+    if record.chain:
+        console.print(_markov_chain(record.chain))
 
 
-def _losses(name: str, window: int, record: state_cost.StateCost, of_units: bool) -> Table:
+def _losses(
+    curve: Iterable[tuple[int, float]], stream: float, end: int | None, windows: float, window: int,
+    batches: state_cost.MeanLoss | None,
+) -> list[tuple[str, float]]:  # fmt: skip
+    """Return the title and the nats per token of each treatment of the state."""
     every = lambda n: "every token" if n == 1 else f"every {n:,} tokens"
     rows = [
-        *((every(n), loss) for n, loss in record.memory_curve),
-        (_one_stream(of_units), record.stream),
-        (_windows(window), record.windows),
-        ("sensitivity: every token minus never", record.sensitivity),
+        *((every(n), loss) for n, loss in curve),
+        ("never: one stream" if end is None else "only where a unit begins", stream),
+        (f"windows of {window}, as in training", windows),
     ]
-    if batches := record.random_batches:
-        rows.append(_random_batches(batches))
-    return _in_units(name, "state reset to zero", rows, record)
-
-
-def _windows(window: int) -> str:
-    return f"windows of {window}, as in training"
-
-
-def _random_batches(found: state_cost.MeanLoss) -> tuple[str, float]:
-    what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
-    return f"{what} (± {found.standard_error:.4f} nats/token)", found.mean
+    if batches is not None:
+        what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
+        rows.append((f"{what} (± {batches.standard_error:.4f} nats/token)", batches.mean))
+    return rows
 
 
 def _in_units(
     name: str,
     what: str,
     rows: list[tuple[str, float]],
-    text: Scores | state_cost.StateCost,
+    num_tokens: int,
+    num_characters: int,
     losses: bool = False,
 ) -> Table:
-    """Return a table of (title, nats per token) in all units.
+    """Return a table of (title, nats per token), also per character and, of losses, as perplexity.
 
-    Where each token is a character, the losses per token are left out: they are the same.
-
-    losses: all rows are losses and not differences, so perplexity replaces bits per token.
+    Where each token is a character, nats per token are left out.
     """
-    sizes = text.num_tokens, text.num_characters
-    names = ["nats/token", "perplexity" if losses else "bits/token", "nats/char", "bits/char"]
+    shown = num_tokens != num_characters, losses, True, True
+    names = "nats/token", "perplexity", "nats/char", "bits/char"
     units = "nats: −ln p of the next token, on average; bits: −log₂ p; less is better"
-    left_out = {"nats/token", "bits/token"} if sizes[0] == sizes[1] else set()
-    columns = [Column(unit, justify="right") for unit in names if unit not in left_out]
     table = Table(
         what,
-        *columns,
-        title=f"{name}: {counted(sizes[0], 'token')}, {counted(sizes[1], 'character')}",
+        *(Column(unit, justify="right") for unit in itertools.compress(names, shown)),
+        title=f"{escape(printable(name))}: {counted(num_tokens, 'token')}, "
+        f"{counted(num_characters, 'character')}",
         caption=units + "; perplexity: e to the nats per token" * losses,
         caption_justify="left",
     )
-    for row, loss in rows:
-        nats, bits, *per_character = in_units(loss, *sizes).values()
-        values = nats, perplexity(loss) if losses else bits, *per_character
-        cells = (f"{v:.4f}" for unit, v in zip(names, values, strict=True) if unit not in left_out)
-        table.add_row(row, *cells)
+    for row, nats in rows:
+        _, _, *per_character = in_units(nats, num_tokens, num_characters).values()
+        values = nats, perplexity(nats), *per_character
+        table.add_row(row, *(f"{value:.4f}" for value in itertools.compress(values, shown)))
     return table
 
 

@@ -222,7 +222,7 @@ class TestEvaluate:
         given = "--text", "other [b].txt", "--encoding", "utf-16"
         done = script("evaluate", *run, *given, "--output", "scores.csv")
         assert (done.code, done.err) == (0, "")
-        assert f"{config.name} on all of other [b].txt: 98 tokens, 98 characters" in done.out
+        assert f"{config.name} on all of other [b].txt (utf-16): 98 tokens, 98 " in done.out
         window, rows, tokens = config.training.sequence_length, {}, tokenizer.encode(text)
         for name, every in (("never: one stream", len(tokens)), ("every token", 1),
                             (f"windows of {window}, as in training", window)):  # fmt: skip
@@ -253,9 +253,10 @@ class TestEvaluate:
         (tmp_path / "own.txt").write_text(tiny_text.read_text(), "utf-16")
         sha256 = hashlib.sha256((tmp_path / "own.txt").read_bytes()).hexdigest()
         save_info(run_copy, RunInfo(sha256))
-        for name, part in (("other", "all of"), ("own", "the validation split of")):
+        for name, says in (("other", "all of other.txt: "),
+                           ("own", "the validation split of own.txt (utf-16): ")):  # fmt: skip
             done = script("evaluate", run_copy, "--text", f"{name}.txt")
-            assert (done.code, done.err) == (0, "") and f"on {part} {name}.txt: " in done.out
+            assert (done.code, done.err) == (0, "") and f"astra_alpha on {says}" in done.out
 
     def test_its_two_texts_that_were_moved(
         self, script, run_copy, tiny_text, tmp_path, monkeypatch

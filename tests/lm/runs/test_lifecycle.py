@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import re
 import shlex
 import struct
 
@@ -135,6 +136,12 @@ def test_a_run_of_units(tmp_path, script, batches):
         nats = [float(row[2]) for row in csv.reader(scores.open(newline="")) if row[2] != "nats"]
         np.testing.assert_allclose(nats, np.concatenate(each), rtol=1e-4)
         scores.unlink()
+    counted = "evaluate", "--ngram", 2, "--config", run / "config.toml"
+    own, held = (
+        re.search("order 2 .*", script(*counted, *text).out)[0]
+        for text in ((), ("--text", tmp_path / "held.txt"))
+    )
+    assert own == held
     done = script("evaluate", run, "--dynamic")
     assert done.code == 2 and "--dynamic reads a text as one stream" in done.err
 
