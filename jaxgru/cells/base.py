@@ -14,7 +14,7 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -60,9 +60,9 @@ def struct(cls: type[T]) -> type[T]:
     cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
-    known: Any = cls
-    static = [f.name for f in fields(known) if f.metadata.get("static")]
-    data = [f.name for f in fields(known) if f.name not in static]
+    all_fields = fields(cls)  # pyright: ignore[reportArgumentType]  a dataclass by now
+    static = [f.name for f in all_fields if f.metadata.get("static")]
+    data = [f.name for f in all_fields if f.name not in static]
 
     def flatten(p: T) -> tuple[tuple, tuple]:
         return tuple(getattr(p, name) for name in data), tuple(getattr(p, name) for name in static)
@@ -164,8 +164,7 @@ class Cell:
           layout: a `Layout`.
           a: (B, …), a step of what `inputs` returns.
         """
-        known: Any = self.by_hand()
-        recurrence, U = known
+        recurrence, U = cast(tuple[Recurrence, tuple[Array, ...]], self.by_hand())
         gates = layout.split(a, recurrence.num_gates)
         return recurrence.step(layout, layout.weights(U), carry, gates)[0]
 
@@ -207,8 +206,8 @@ class Cell:
 
     def hidden_sizes(self) -> str:
         """Return the sizes of the state, for `repr`."""
-        known: Any = self.sizes()
-        return f"hidden {known[1]}"
+        _, H = cast(tuple[int, int], self.sizes())
+        return f"hidden {H}"
 
 
 CELLS: dict[str, type[Cell]] = {}
@@ -281,9 +280,9 @@ class AnyLSTM(Cell):
 
     def zero_carry(self, batch_size: Size) -> LSTMState:
         """Return the carry before the first step: zeros for h and c, in the biases' dtype."""
-        known: Any = self.sizes()
+        _, H = cast(tuple[int, int], self.sizes())
         zeros = lambda units: jnp.zeros((batch_size, units), self.b.dtype)
-        return LSTMState(zeros(known[1]), zeros(len(self.b) // 4))  # each can be donated
+        return LSTMState(zeros(H), zeros(len(self.b) // 4))  # each can be donated
 
 
 def named(name: str, state: Any, wanted: type) -> Any:
