@@ -20,14 +20,14 @@ from jaxtyping import Float, Int
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, lines_of, trained_model, write_output
+from jaxgru.cli.options import Parser, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.data.units import encode_units, end_token, split_units
+from jaxgru.lm.data.units import encode_units, end_token, lines_of, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, memory_curve, perplexity, stream_nll, window_loss
 from jaxgru.lm.generation import default_prompt
@@ -106,7 +106,7 @@ def main() -> None:
         if arguments.text is not None and not config.data.validation:
             name += f" on the validation split of {place}"
     elif arguments.lines:
-        print_lines(model, tokenizer, text, output)
+        print_lines(model, tokenizer, text, config.data.unit, output)
         return
     else:
         tokens, size, end = _encoded(tokenizer, text, config.data.unit)
@@ -218,30 +218,37 @@ def _encoded(
 
 
 def print_lines(
-    model: Params | NGram, tokenizer: Tokenizer, text: Corpus, output: Path | None
+    model: Params | NGram, tokenizer: Tokenizer, text: Corpus, unit: str, output: Path | None
 ) -> None:
-    """Write the table of --lines, and print the mean loss where the table is a file.
+    """Write the table of --lines; where it is a file, print the mean loss and the unknown tokens.
 
     Raises UserError where the text cannot be encoded, or the table not be written.
     """
-    lines, rows, total, num_tokens = lines_of(text.text), [], 0.0, 0
+    rows: list[list[Any]] = []
+    pieces: list[str] = []
+    lines, total = lines_of(text.text), 0.0
     nll: Any = NGram.token_nll if isinstance(model, NGram) else None
     with _naming(text):
-        for scores in score_lines(model, tokenizer, lines, nll):
+        for scores in score_lines(model, tokenizer, lines, nll, unit or "line"):
             nats, count = float(scores.nats.sum()), scores.num_tokens
             mean = _rounded(nats / count) if count else ""
             rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
-            total, num_tokens = total + nats, num_tokens + count
+            pieces += scores.pieces
+            total += nats
     write_table(output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
     if output is not None:
-        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(num_tokens, 'token')}, "
-              f"{total / max(num_tokens, 1):.4f} nats per token")  # fmt: skip
+        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(len(pieces), 'token')}, "
+              f"{total / max(len(pieces), 1):.4f} nats per token")  # fmt: skip
+        _print_unknown(Console(highlight=False), tokenizer, pieces)
 
 
 def write_table(path: Path | None, names: list[str], rows: Iterable[Any]) -> None:
     """Write rows as comma-separated values. Raises UserError if the file cannot be written."""
     table = io.StringIO(newline="")
-    csv.writer(table, lineterminator="\n").writerows(itertools.chain([names], rows))
+    for row in itertools.chain([names], rows):
+        has_return = any("\r" in str(value) for value in row)  # which a plain writer does not quote
+        quoting = csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
+        csv.writer(table, lineterminator="\n", quoting=quoting).writerow(row)
     write_output(path, [table.getvalue()])
 
 
@@ -253,7 +260,7 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
     if tokenizer.unknown is not None:
         unknown = tokenizer.pieces[tokenizer.unknown]
         number, total = pieces.count(unknown), counted(len(pieces), "predicted token")
-        share = f"{number / len(pieces):.1%}"
+        share = f"{number / max(len(pieces), 1):.1%}"
         what = f"{unknown.strip()}: they are not in the model's vocabulary"
         console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
 

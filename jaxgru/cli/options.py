@@ -168,11 +168,6 @@ class Parser(argparse.ArgumentParser):
                 )
 
 
-def lines_of(text: str) -> list[str]:
-    """Return the lines of a text without their ends, whatever system the text is from."""
-    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]
-
-
 def write_output(path: Path | None, parts: Iterable[str]) -> None:
     """Write what a command makes as one file or, where there is no path, print each part at once.
 

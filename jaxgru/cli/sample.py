@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 from jaxgru.analysis.ngrams import count_ngrams
-from jaxgru.cli.options import Parser, lines_of, trained_model, unescaped, write_output
+from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
 from jaxgru.errors import needs
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.config import load_config
-from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.data.units import lines_of
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
@@ -129,7 +130,7 @@ def main() -> None:
     unit, prompt = config.data.unit, arguments.prompt
     options = dataclasses.replace(options, unit=unit)
     if arguments.prompts is not None:
-        lines = lines_of(load_corpus(arguments.prompts).text)
+        lines = lines_of(read_text(arguments.prompts).text)
         prompts = lines * arguments.num_samples
         texts = enumerate(generate_texts(model, tokenizer, prompts, options))
         records = ({"line": i % len(lines) + 1, "prompt": prompts[i], "text": t} for i, t in texts)

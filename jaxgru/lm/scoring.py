@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError, Tokens
+from jaxgru.lm.data.units import end_of
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, lines_nll, perplexity, stream_nll, window_nll
 from jaxgru.lm.model import Params
@@ -112,7 +113,11 @@ def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = strea
 
 
 def score_lines(
-    model: Model, tokenizer: Tokenizer, lines: Iterable[str], nll: NLL[Model] | None = None
+    model: Model,
+    tokenizer: Tokenizer,
+    lines: Iterable[str],
+    nll: NLL[Model] | None = None,
+    unit: str = "line",
 ) -> Iterator[Scores]:
     """Yield how likely each token of each line is, its first one included, given those before it.
 
@@ -134,6 +139,8 @@ def score_lines(
         its losses is NaN.
       nll: as for `score`, called for each line. None: the model is the parameters, and lines are
         computed in batches.
+      unit: the `data.unit` that the model was trained with. Unless that is "line", what ends such a
+        unit is read in place of the newline.
 
     Raises:
       UserError: `lines` is one string, which `text.splitlines()` cuts; or, when its turn comes, a
@@ -144,7 +151,8 @@ def score_lines(
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
     start = ""
     with contextlib.suppress(TokenizerError):
-        start = "\n" * (tokenizer.decode(tokenizer.encode("\n")) == "\n")
+        end = end_of(unit)
+        start = end * (tokenizer.decode(tokenizer.encode(end)) == end)
     numbered = enumerate(lines, 1)
     groups = iter(lambda: list(itertools.islice(numbered, LINES_AT_ONCE)), [])
     return itertools.chain.from_iterable(

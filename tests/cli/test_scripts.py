@@ -27,6 +27,7 @@ from conftest import ROOT, Outcome, contents, numpy_gru_losses, slow
 import jaxgru
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import count_ngrams
+from jaxgru.cli.evaluate import write_table
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
@@ -298,9 +299,9 @@ class TestEvaluate:
 
     @pytest.mark.parametrize("model", ["run", "ngram"])
     def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model):
-        """Lines end as on any system; a line of nothing has no loss."""
+        """Lines end as on Linux or Windows; a line of nothing has no loss."""
         lines = ["what light", "", "Juliet", "the, east"]
-        (tmp_path / "lines.txt").write_text("what light\n\r\nJuliet\rthe, east", newline="")
+        (tmp_path / "lines.txt").write_text("what light\n\r\nJuliet\r\nthe, east", newline="")
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
         nll, given = partial(stream_nll, params), [tiny_run]
         if model == "ngram":
@@ -323,6 +324,12 @@ class TestEvaluate:
             assert [float(cell) for cell in row[1:4]] == pytest.approx(numbers, rel=1e-5)
         mean = np.concatenate(expected).mean()
         assert done.out == f"4 lines of the file lines.txt: 25 tokens, {mean:.4f} nats per token\n"
+
+    def test_a_table_reads_back(self, tmp_path):
+        rows = [["1", "\r", "0.5"], ["2", "\n", "1"], ["3", 'a, "b"', "2"]]
+        write_table(tmp_path / "table.csv", ["position", "token", "nats"], rows)
+        with open(tmp_path / "table.csv", newline="") as file:
+            assert list(csv.reader(file)) == [["position", "token", "nats"], *rows]
 
     def test_bytes_that_are_no_text_are_written_as_they_were(self, script, tmp_path):
         config = load_config("astra_alpha", {"data.tokenizer": "bytes", "model.vocab_size": 256})

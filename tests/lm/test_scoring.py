@@ -132,6 +132,12 @@ class TestScoreLines:
         assert (seen.pieces, seen.num_characters) == (alone.pieces, alone.num_characters)
         assert empty.num_tokens == empty.num_characters == 0
 
+    def test_of_a_model_of_other_units_begin_after_their_end(self):
+        tokenizer = CharacterTokenizer("\n\x1eabc")
+        params = random_params(dataclasses.replace(MODEL, vocab_size=5))
+        [seen] = score_lines(params, tokenizer, ["abc"], unit="\n\n")
+        np.testing.assert_allclose(seen.nats, score(params, tokenizer, "\x1eabc").nats, rtol=1e-5)
+
     @pytest.mark.parametrize("lines, says", [
         ("ab", r"^lines is one string; give a list of lines, such as text.splitlines\(\)\.$"),
         (["ab", float("nan")], "^line 2 is nan; it must be a string.$"),

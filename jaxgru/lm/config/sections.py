@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import encodings
 import re
 from dataclasses import dataclass
@@ -162,6 +163,9 @@ class DataConfig(Section):
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
+        lines = ["line", "newline"]  # what a slip of "line" is like; a separator is not
+        if self.unit != "line" and difflib.get_close_matches(self.unit.lower(), lines, cutoff=0.8):
+            raise ConfigError(f"data.unit is {shown(self.unit)}; if lines are meant, write line.")
 
 
 @dataclass(frozen=True)

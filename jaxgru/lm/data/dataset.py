@@ -75,8 +75,9 @@ def load_dataset(
     Raises:
       ChangedText: the texts do not have that SHA-256.
       UserError: the corpus cannot be read, encoded or learned from, is too short for one batch or
-        for validation, or does not have two units; or data.tokenizer_file is not of the kind that
-        data.tokenizer names, unless that is the default.
+        for validation, has nothing that occurs data.min_count times, or does not have two units;
+        or data.tokenizer_file is not of the kind that data.tokenizer names, unless that is the
+        default.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
@@ -101,6 +102,12 @@ def load_dataset(
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count or kind.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
+        known = (t for i, t in enumerate(tokenizer.pieces) if i != tokenizer.unknown)
+        if data.min_count and all(map(str.isspace, known)):
+            raise UserError(
+                f"data.min_count is {data.min_count}, but nothing in {corpora[0].source} occurs "
+                "that often."
+            )
     end = end_token(tokenizer, data.unit)
     if units:
         train, validation, num_characters = _in_units(config, tokenizer, units)

@@ -66,8 +66,8 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
         if not paths:
             where = f"in {place}" if os.path.isdir(place) else place
             raise CorpusError(
-                f"there is no file {where}; a corpus is 'tiny_shakespeare', or the path of a text "
-                "file, a folder or a pattern of several, or - for standard input."
+                f"there is no file {where}; give the path of a text file, a folder or a pattern of "
+                "several, or - for standard input."
             )
         files = [(str(path), _file(path)) for path in paths]
         is_one = paths == [Path(place)]
@@ -81,7 +81,7 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
         ended = [t if t.endswith("\n") or not t else f"{t}\n" for t in texts[:-1]]
         text = "".join([*ended, texts[-1]])
     if not text:
-        raise CorpusError(f"{source} is empty; a corpus needs some text.")
+        raise CorpusError(f"{source} is empty; it must have some text.")
     return Corpus(text, source if is_utf_8 else f"{source} ({encoding})", sha256)
 
 
@@ -132,8 +132,8 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         text, why = "", str(error)
     if why:
         raise CorpusError(
-            f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding, name "
-            "its own (data.encoding, or --encoding of evaluate), choose other files by a pattern, "
-            "or train with data.tokenizer bytes."
+            f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding or, of "
+            "a corpus, name its own (data.encoding, or --encoding of evaluate), choose other files "
+            "by a pattern, or train with data.tokenizer bytes."
         )
     return text

@@ -49,7 +49,8 @@ def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
     if len(tokens) != 1 or tokenizer.decode(tokens) != end:
         raise TokenizerError(
             f"data.unit is {shown(unit)}, but a tokenizer of kind {tokenizer.kind} has no token "
-            f"for {end!r} alone; choose another data.unit or data.tokenizer."
+            f"for {end!r} alone; choose another data.unit or data.tokenizer, or a lower "
+            "data.min_count."
         )
     return int(tokens[0])
 
@@ -60,6 +61,8 @@ def split_units(text: str, unit: str) -> list[str]:
     Raises:
       UserError: the text has U+001E where that is to be the end of a unit.
     """
+    if unit == "line":
+        return lines_of(text)
     units = text.split(separator(unit))
     if end_of(unit) != separator(unit) and RECORD_SEPARATOR in text:
         raise UserError(
@@ -67,6 +70,12 @@ def split_units(text: str, unit: str) -> list[str]:
             "character, too; remove it, or choose a data.unit of one character."
         )
     return units if units[-1] else units[:-1]
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text without their ends, which are \\n or, on Windows, \\r\\n."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def joined(units: Sequence[str], unit: str) -> str:

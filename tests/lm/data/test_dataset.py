@@ -75,7 +75,7 @@ def test_a_corpus_that_was_moved_is_asked_for(tiny_text, tmp_path):
     gone = str(tmp_path / "gone.txt")
     with pytest.raises(UserError, match=f"^there is no text {gone}; .* with --data.corpus.$"):
         load_dataset(tiny_config(gone), sha256="0" * 64)
-    with pytest.raises(UserError, match=f"^there is no file {gone}; a corpus is"):
+    with pytest.raises(UserError, match=f"^there is no file {gone}; give the path"):
         load_dataset(tiny_config(gone))
 
 

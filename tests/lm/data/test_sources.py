@@ -82,8 +82,8 @@ def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
     ("x.gz", gzip.compress(b"light", mtime=0)[:-9], "cannot be read"),
     ("x.gz", gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "cannot be read"),
     ("x.gz", gzip.compress(b"", mtime=0), "is empty"),
-    ("", None, "there is no file in .*; a corpus is"),
-    ("*.md", None, r"there is no file .*\*\.md; a corpus is"),
+    ("", None, "there is no file in .*; give the path"),
+    ("*.md", None, r"there is no file .*\*\.md; give the path"),
     ("*.txt", b"\xff\xd8", r"is not a text in UTF-8: .* byte 0xff .* save it in that encoding"),
 ])  # fmt: skip
 def test_what_is_no_text(tmp_path, name, data, says):

@@ -17,6 +17,7 @@ from jaxgru.lm.data.units import encode_units, end_token, held_out, split_units
 @pytest.mark.parametrize("text, unit, units", [
     ("ab\nc\n", "line", ["ab", "c"]),
     ("ab\n\nc", "line", ["ab", "", "c"]),  # the last one need not have an end
+    ("ab\r\n\r\nc\rd\r\n", "line", ["ab", "", "c\rd"]),  # lines of Windows
     ("a\nb\n\n\nc\n\n", "\n\n", ["a\nb", "\nc"]),
     ("a<|end|>b<|end|>", "<|end|>", ["a", "b"]),
 ])  # fmt: skip
@@ -71,6 +72,18 @@ UNITS = [f"{name}\nis no {i}" for i, name in enumerate(["anna", "bob", "cy", ""]
 
 
 class TestDatasets:
+    def test_too_high_a_count_is_refused(self, tiny_text):
+        """White space is a token of words however rare it is, and nothing to learn from."""
+        for kind in ("characters", "words"):
+            config = tiny_config(tiny_text, data__tokenizer=kind, data__min_count=10**6)
+            with pytest.raises(UserError, match="min_count is 1000000, but nothing in .* occurs"):
+                load_dataset(config)
+
+    @pytest.mark.parametrize("unit", ["lines", "Line", "newline"])
+    def test_a_slip_is_no_separator(self, unit):
+        with pytest.raises(UserError, match=f"^data.unit is '{unit}'; .* write line.$"):
+            tiny_config("lines.txt", data__unit=unit)
+
     @pytest.mark.parametrize("unit, end", [("\n\n", "\x1e"), (";", ";"), ("<|end|>", "\x1e")])
     @pytest.mark.parametrize("kind", ["characters", "subwords", "words"])
     def test_hold_out_whole_units(self, tmp_path, kind, unit, end):
