@@ -111,8 +111,9 @@ export function App() {
         </p>
         <p class="small">
           Other causes: a temperature that is too high, characters numbered differently than in training, too little
-          training. To check your own network, print its state before each step. After the first step, it must not be
-          all zeros.
+          training. To check your own network, print its state before each step. After the first step, it must be
+          neither <code>None</code> nor all zeros. If there is no state to print, as in <code>y, _ = gru(x)</code>, it
+          is reset.
         </p>
         <nav aria-label="Panels">
           <button id="take-the-tour" type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>

@@ -34,6 +34,12 @@ function lines({ zeros, item, step }: Library, reset: Reset): Line[] {
   ];
 }
 
+/** The same, as it is more often written: the new state is thrown away, and the next call starts from zeros. */
+function unnamed(reset: Reset): Line[] {
+  if (reset === null) return [{ text: "y, h = gru(text)" }];
+  return [{ text: reset === 1 ? "for x in text:" : `for x in text.split(${reset}):` }, { text: "    y, _ = gru(x)", resets: true }];
+}
+
 function Snippet({ label, of }: { label: string; of: Line[] }) {
   return (
     <pre class="code" role="group" aria-label={label}>
@@ -63,7 +69,15 @@ export function Code() {
           <p class="small">{library.name}</p>
           <div class="pair wide">
             <Snippet label={`${library.name}: the state is carried on`} of={lines(library, null)} />
-            <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
+            <div>
+              <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
+              {library.name === "PyTorch" && (
+                <>
+                  <p class="small">or, {reset === null ? "in one call" : "as it is more often written"}:</p>
+                  <Snippet label="PyTorch: the state is not kept" of={unnamed(reset)} />
+                </>
+              )}
+            </div>
           </div>
         </div>
       ))}

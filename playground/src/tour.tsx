@@ -107,12 +107,13 @@ const QUESTIONS: Question[] = [
     before: () => setEvery(null),
     show: () => {
       setEvery(1);
-      document.getElementById("code")!.scrollIntoView({ block: "center" });
+      document.getElementById("code")!.scrollIntoView();
     },
     seen: () => (every.value === 1 ? ENOUGH : null),
     why: () =>
       "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
-      "each step: if it is all zeros after the first step, it is this bug. If not, look at the other causes at the top of the page.",
+      "each step. After the first step, it must be neither None nor all zeros; and if the code has no state to print, it is " +
+      "this bug, too. Otherwise, look at the other causes at the top of the page.",
   },
 ];
 

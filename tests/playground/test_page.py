@@ -107,8 +107,8 @@ def assert_pytorch_code_resets(code: str, every: int | None) -> None:
     names = {"gru": gru, "text": text}
     exec(code, names)
     since = 0 if every is None else 10 - 10 % every
-    _, expected = gru(text[since:, 0])
-    torch.testing.assert_close(names["h"], expected)
+    expected, _ = gru(text[since:])
+    torch.testing.assert_close(names["y"].flatten(0, -2)[-1:], expected[-1])
 
 
 def assert_same_step(values: list[str], unit: int, text: str) -> None:
@@ -137,10 +137,12 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     assert_same_means(report["means"], "astra_alpha", report["text"])
     assert_same_step(report["cell"], 100, "PROS")
     for every, codes in report["code"].items():
-        for code, reset_every in zip(codes["jax"], (None, int(every)), strict=True):
-            assert_code_resets(code, reset_every, "astra_alpha")
-        for code, reset_every in zip(codes["torch"], (None, int(every)), strict=True):
-            assert_pytorch_code_resets(code, reset_every)
+        reset_every = None if every == "never" else int(every)
+        for code, resets in zip(codes["jax"], (None, reset_every), strict=True):
+            assert_code_resets(code, resets, "astra_alpha")
+        for code, resets in zip(codes["torch"], (None, reset_every), strict=True):
+            assert_pytorch_code_resets(code, resets)
+        assert_pytorch_code_resets(codes["unnamed"], reset_every)
     # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
     assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
 
