@@ -106,8 +106,8 @@ export function App() {
         <p>
           Often because something resets its state. An RNN, a recurrent neural network, reads one character at a time
           and keeps what it remembers in its state, a list of numbers. To reset it means to set them all to zero. Here
-          one model, a GRU (gated recurrent unit, a kind of RNN), writes twice with the same random numbers. On the
-          right, its state is reset as often as the slider says. Move it while they write.
+          one model, a GRU (gated recurrent unit, a kind of RNN), writes twice with the same random numbers. On the left,
+          it keeps its state. On the right, the state is reset as often as the slider says. Move it while they write.
         </p>
         <p class="small">
           Other causes: a temperature that is too high, characters numbered differently than in training, too little

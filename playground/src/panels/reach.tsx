@@ -82,8 +82,8 @@ export function Reach() {
     <Panel name="reach" title="Reach" busy={stale.value}>
       <p>
         How far back does the model look? Point at a character, or move along the text with the arrow keys. Earlier
-        characters glow if a small change to them would change the bet on this one. With the state, the glow reaches
-        back over letters and words. On the right, it ends where the state was last reset.
+        characters glow if a small change to them would change the bet on this one. On the left, with the state, the
+        glow reaches back over letters and words. On the right, it ends where the state was last reset.
       </p>
       {ready.value && (
         <>
