@@ -22,10 +22,8 @@ const address = () => {
 /** Write what is shown into the address. */
 export const keepAddress = () => history.replaceState(entry, "", address());
 
-/** The documentation around this page; the published one where this page is served alone. */
-export const SITE = /\/playground\/(index\.html)?$/.test(location.pathname)
-  ? "../"
-  : new URL("../", document.querySelector<HTMLMetaElement>("[property='og:url']")!.content).href;
+/** The documentation around this page; null where the page is served alone, so that no link leads nowhere. */
+export const SITE = /\/playground\/(index\.html)?$/.test(location.pathname) ? "../" : null;
 
 /** Scroll to a panel; Back returns. */
 export function goTo(name: Panel): void {

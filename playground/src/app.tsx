@@ -88,15 +88,14 @@ export function App() {
   return (
     <>
       <header>
-        <a class="home" href={SITE}>
+        <a class="home" href={SITE ?? undefined}>
           <svg viewBox="0 0 24 24" aria-hidden="true">
             <path d="M2 12C5 0 9 0 12 12s7 12 10 0" />
           </svg>
           jaxgru
         </a>
         <span class="name">Playground</span>
-        <a href={`${SITE}tutorials/gru_by_hand/`}>Tutorial</a>
-        <a href="https://github.com/jaxgru/jaxgru">Source</a>
+        {SITE && <a href={`${SITE}tutorials/gru_by_hand/`}>Tutorial</a>}
         <Share />
         <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
       </header>

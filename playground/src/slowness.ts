@@ -1,10 +1,10 @@
 /** Which units of the state change slowly. */
 
 /**
- * The units of each layer, the slowest first: by Σ (h_t − h_{t−1})² / Σ (h_t − mean)², small for a unit that
- * drifts, near 2 for noise. `states` is (T, units of all layers), row by row; H units are a layer.
+ * All units, the slowest first: by Σ (h_t − h_{t−1})² / Σ (h_t − mean)², small for a unit that drifts, near 2 for
+ * noise. `states` is (T, units), row by row.
  */
-export function slowestFirst(states: Float32Array, units: number, H: number): Uint16Array {
+export function slowestFirst(states: Float32Array, units: number): Uint16Array {
   const T = states.length / units;
   const changes = Array.from({ length: units }, (_, u) => {
     let [sum, squares, steps] = [0, 0, 0];
@@ -16,6 +16,5 @@ export function slowestFirst(states: Float32Array, units: number, H: number): Ui
     }
     return steps / Math.max(squares - (sum * sum) / T, 1e-12);
   });
-  const layer = (u: number) => Math.floor(u / H);
-  return Uint16Array.from(changes.keys()).sort((a, b) => layer(a) - layer(b) || changes[a] - changes[b]);
+  return Uint16Array.from(changes.keys()).sort((a, b) => changes[a] - changes[b]);
 }

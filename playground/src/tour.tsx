@@ -192,8 +192,8 @@ export function Tour() {
         {seen.value && number === QUESTIONS.length && (
           <p>
             That was the last question. Go on with the{" "}
-            <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>{" "}
-            or the <a href={`${SITE}tutorials/gru_by_hand/`}>tutorial</a>, which builds a GRU step by step.
+            <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>
+            {SITE && <> or the <a href={`${SITE}tutorials/gru_by_hand/`}>tutorial</a>, which builds a GRU step by step</>}.
           </p>
         )}
       </div>

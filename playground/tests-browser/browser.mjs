@@ -1,15 +1,18 @@
 /** What the browser tests share: the built page on a server, a browser, and a page that is watched. */
 
+import { createHash } from "node:crypto";
 import { createReadStream, existsSync, statSync } from "node:fs";
 import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
+import { crc32 } from "node:zlib";
 import { chromium } from "playwright-core";
 
 /** The built page: `vite build` writes it here unless it is told otherwise. */
 const DIST = process.env.PLAYGROUND_DIST ?? fileURLToPath(new URL("../dist", import.meta.url));
-/** Not at the server's root: the page has to open from any folder. */
+/** As in the site, not at the server's root; and alone: the page has to open from any folder. */
 const PATH = "/docs/playground/";
+export const ALONE = "/lesson/";
 const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css" };
 const ARGUMENTS = [
   "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -22,7 +25,7 @@ export const NARROW = { width: 390, height: 844 };
 /** Serve the built page, and nothing else, on a free port; return its address and how to stop. */
 export async function serve() {
   const server = createServer((request, response) => {
-    const path = normalize(decodeURIComponent(new URL(request.url, "http://localhost").pathname));
+    const path = normalize(decodeURIComponent(new URL(request.url, "http://localhost").pathname)).replace(ALONE, PATH);
     const file = join(DIST, path.endsWith("/") ? `${path.slice(PATH.length - 1)}index.html` : path.slice(PATH.length));
     if (!path.startsWith(PATH) || !existsSync(file) || !statSync(file).isFile()) {
       response.writeHead(404).end();
@@ -98,6 +101,30 @@ export const until = (page, condition, argument) => page.waitForFunction(conditi
 
 /** Open the settings of the writers. */
 export const openOptions = (page) => panel(page, "writers").locator("summary").click();
+
+/** Open what public/preview.png shows, the picture of the page where somebody posts its address. */
+export async function openPreview(browser, address) {
+  const page = await open(browser, address, "written=300", { viewport: { width: 1200, height: 630 }, colorScheme: "light" });
+  await texts(page);
+  await figures(page, "writers");
+  await panel(page, "writers").locator(".column .glyph").nth(11).waitFor();
+  await panel(page, "writers").locator(".pair").first().evaluate((pair) => {
+    scrollTo({ top: pair.getBoundingClientRect().top - document.querySelector(".bar").offsetHeight - 4, behavior: "instant" });
+  });
+  return page;
+}
+
+/** A chunk of a PNG that says what the page shows there: its text's SHA-256. Pixels would depend on the fonts. */
+export async function previewed(page) {
+  const text = await page.evaluate(() =>
+    [document.querySelector(".bar"), document.querySelector("#writers .pair"), document.querySelector("#writers > .small").firstChild]
+      .map((each) => each.textContent).join("\n"));
+  const chunk = Buffer.from(`tEXtSource\0${createHash("sha256").update(text).digest("hex")}`, "latin1");
+  const [length, check] = [Buffer.alloc(4), Buffer.alloc(4)];
+  length.writeUInt32BE(chunk.length - 4);
+  check.writeUInt32BE(crc32(chunk));
+  return Buffer.concat([length, chunk, check]);
+}
 
 /** Press a key on the slider of all panels. */
 export async function move(page, key, times = 1) {

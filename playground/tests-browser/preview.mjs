@@ -1,15 +1,14 @@
-/** Make public/preview.png, which is shown where somebody posts the page's address: npm run build, then this. */
+/** Make public/preview.png: npm run build, then this. A test says when that is due. */
 
-import { fileURLToPath } from "node:url";
-import { launch, open, panel, serve, texts } from "./browser.mjs";
+import { writeFileSync } from "node:fs";
+import { launch, openPreview, previewed, serve } from "./browser.mjs";
+
+const HEADER = 33; // bytes: the signature, and the chunk that must be the first
 
 const [server, browser] = [await serve(), await launch()];
-const page = await open(browser, server.address, "written=300", { viewport: { width: 1200, height: 630 } });
-await texts(page);
-await panel(page, "writers").locator(".column .glyph").nth(11).waitFor();
-await panel(page, "writers").locator(".pair").first().evaluate((pair) => {
-  scrollTo({ top: pair.getBoundingClientRect().top - document.querySelector(".bar").offsetHeight - 4, behavior: "instant" });
-});
-await page.screenshot({ path: fileURLToPath(new URL("../public/preview.png", import.meta.url)) });
+const page = await openPreview(browser, server.address);
+const picture = await page.screenshot();
+const chunks = [picture.subarray(0, HEADER), await previewed(page), picture.subarray(HEADER)];
+writeFileSync(new URL("../public/preview.png", import.meta.url), Buffer.concat(chunks));
 await browser.close();
 server.stop();

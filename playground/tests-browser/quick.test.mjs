@@ -1,10 +1,10 @@
 /** Every panel used by mouse and by keyboard, with the smallest model. */
 
 import assert from "node:assert/strict";
-import { writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { analysed, figures, launch, move, NARROW, open, openOptions, panel, readout, serve, show, texts, until } from "./browser.mjs";
+import { ALONE, analysed, figures, launch, move, NARROW, open, openOptions, openPreview, panel, previewed, readout, serve, show, texts, until } from "./browser.mjs";
 
 let server, browser, page;
 const report = {};
@@ -134,6 +134,25 @@ test("surprise", async (t) => {
     report.means = { never: kept, 1: lost };
   });
 
+  await t.test("on the right, the tint is what the reset adds", async () => {
+    const tinted = () => surprise.locator(".letters canvas").last().evaluate((canvas) => {
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+      const found = { red: 0, blue: 0 };
+      for (let i = 0; i < data.length; i += 4) {
+        if (data[i + 3] > 60 && Math.abs(data[i] - data[i + 2]) > 40) found[data[i] > data[i + 2] ? "red" : "blue"]++;
+      }
+      return found;
+    });
+    const { red, blue } = await tinted();
+    assert(red > 3 * blue && blue > 1000, `${red} ${blue}`);
+    await move(page, "End"); // never: nothing is added
+    await until(page, () => [...document.querySelectorAll("#surprise .figure")].every((each, _, [first]) => each.textContent === first.textContent));
+    assert.deepEqual(await tinted(), { red: 0, blue: 0 });
+    await move(page, "Home");
+  });
+
   await t.test("the slider moves along the curve", async () => {
     await move(page, "ArrowRight", 2);
     await surprise.getByRole("heading", { name: "Reset every 4 characters" }).waitFor();
@@ -249,7 +268,7 @@ test("inside", async (t) => {
     report.cell = await cell.locator("b").allTextContents();
   });
 
-  await t.test("the heat map shows any unit at any character, the slowest at the top", async () => {
+  await t.test("the heat map shows the 20 slowest and the 20 quickest units at any character", async () => {
     const map = inside.getByRole("application");
     await inside.getByText("The state over time", { exact: true }).press("Enter");
     const shown = async () => +(/unit (\d+) is/.exec(await readout(inside))[1]);
@@ -265,9 +284,18 @@ test("inside", async (t) => {
     await page.keyboard.press("ArrowLeft");
     assert.equal(await shown(), slowest);
     assert.match(await readout(inside), /^After “R”/);
-    await map.hover({ position: { x: 1, y: 3 } });
+    await map.hover({ position: { x: 1, y: 12 } });
     assert.match(await inside.locator(".readout").last().textContent(), new RegExp(`^After “P”, unit ${second} is`));
     assert.equal(await shown(), slowest);
+    const units = new Set([slowest]);
+    for (let i = 0; i < 45; i++) {
+      await page.keyboard.press("ArrowDown");
+      units.add(await shown());
+    }
+    assert.equal(units.size, 40);
+    const last = await shown();
+    await map.click({ position: { x: 9, y: 326 } });
+    assert.equal(await shown(), last);
   });
 });
 
@@ -396,9 +424,11 @@ test("a view is shared, and a link for a class shows what it says", async () => 
   const link = await page.evaluate(() => navigator.clipboard.readText());
   assert.equal(link, page.url());
   assert.match(link, /#model=elman_alpha&seed=3&written=20$/);
-  for (const [name, at] of [["Tutorial", "../tutorials/gru_by_hand/"], ["Source", "https://github.com/jaxgru/jaxgru"]]) {
-    assert.equal(await page.getByRole("link", { name, exact: true }).getAttribute("href"), at);
-  }
+  assert.equal(await page.getByRole("link", { name: "Tutorial", exact: true }).getAttribute("href"), "../tutorials/gru_by_hand/");
+  const alone = await open(browser, new URL(ALONE, server.address).href, "model=elman_alpha&written=20");
+  await texts(alone);
+  assert.deepEqual(await alone.locator("a[href]:not([href^='#'])").count(), 0); // no site is around it
+  await alone.context().close();
   const links = page.getByRole("region", { name: "Links for a class" }).getByRole("link");
   await page.goto("about:blank");
   await page.goto(`${server.address}#tour=3&model=elman_alpha`); // a question sets the scene
@@ -481,6 +511,13 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   await tour.waitFor({ state: "detached" });
   await focused(page, "Take the tour");
   assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test("the preview of a link is of this page", async () => {
+  const page = await openPreview(browser, server.address);
+  const made = readFileSync(new URL("../public/preview.png", import.meta.url));
+  assert(made.includes(await previewed(page)), "run node tests-browser/preview.mjs, and look at public/preview.png");
   await page.context().close();
 });
 

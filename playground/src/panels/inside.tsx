@@ -13,15 +13,18 @@ import { slowestFirst } from "../slowness";
 import { at, unit } from "../view";
 import { Legend, NumberField, Panel, ready, signed } from "./parts";
 
-/** Pixels per character of the heat map, and its least height. */
+/** Pixels of the heat map: per character, per unit, and between the slow units and the quick ones. */
 const CHARACTER = 4;
-const HEIGHT = 256;
+const UNIT = 8;
+const GAP = 8;
+/** Units of the heat map: so many of the slowest, and of the quickest. */
+const SOME = 20;
 
 interface Inside {
   of: Analysed;
   /** (characters, units), row by row. */
   states: Float32Array;
-  /** The unit of each row of the heat map: in each layer, the slowest first. */
+  /** The unit of each row of the heat map: the slowest and the quickest, the slowest first. */
   order: Uint16Array;
 }
 
@@ -33,7 +36,8 @@ follow(
     if (!near.inside.value || inside.value?.of === of) return inside.value;
     const { name, hiddenDim, numLayers } = of.info;
     const states = await engine.states(name, of.tokens, null);
-    return { of, states, order: slowestFirst(states, hiddenDim * numLayers, hiddenDim) };
+    const all = slowestFirst(states, hiddenDim * numLayers);
+    return { of, states, order: all.filter((_, row) => row < SOME || row >= all.length - SOME) };
   },
   (found) => (inside.value = found),
 );
@@ -89,14 +93,17 @@ function palette(element: Element): Uint32Array {
   });
 }
 
+/** Where a row begins, in pixels. */
+const rowTop = (row: number) => UNIT * row + (row < SOME ? 0 : GAP);
+
 /** One column per character, one row per unit. Only the columns in sight are drawn. */
 function HeatMap() {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width } = useSize(box);
   const { states, of, order } = current.value!;
-  const [T, U, L] = [of.tokens.length, numUnits.value, of.info.numLayers];
-  const height = Math.max(HEIGHT, U);
+  const [T, U, R] = [of.tokens.length, numUnits.value, order.length];
+  const height = rowTop(R);
   const [i, row, night] = [index.value, order.indexOf(chosen.value), dark.value];
 
   function paint(): void {
@@ -105,24 +112,25 @@ function HeatMap() {
     const first = Math.floor(scrollLeft / CHARACTER);
     const columns = Math.min(T - first, Math.ceil(width / CHARACTER) + 1);
     const colours = palette(box.current!);
-    const image = new ImageData(columns, U);
+    const image = new ImageData(columns, R);
     const pixels = new Uint32Array(image.data.buffer);
     for (let t = 0; t < columns; t++) {
-      for (let u = 0; u < U; u++) {
-        pixels[u * columns + t] = colours[127 + Math.round(127 * states[(first + t) * U + order[u]])];
+      for (let r = 0; r < R; r++) {
+        pixels[r * columns + t] = colours[127 + Math.round(127 * states[(first + t) * U + order[r]])];
       }
     }
     sheet.width = columns;
-    sheet.height = U;
+    sheet.height = R;
     sheet.getContext("2d")!.putImageData(image, 0, 0);
     const context = prepare(canvas.current!, width, height);
     context.imageSmoothingEnabled = false;
-    context.drawImage(sheet, first * CHARACTER - scrollLeft, 0, columns * CHARACTER, height);
+    for (const r of [0, SOME]) {
+      const [x, y] = [first * CHARACTER - scrollLeft, rowTop(r)];
+      context.drawImage(sheet, 0, r, columns, SOME, x, y, columns * CHARACTER, SOME * UNIT);
+    }
     context.strokeStyle = colour(box.current!, "--text");
     context.strokeRect(i * CHARACTER - scrollLeft - 0.5, -1, CHARACTER + 1, height + 2);
-    context.strokeRect(-1, (row * height) / U - 0.5, width + 2, height / U + 1);
-    context.fillStyle = colour(box.current!, "--text");
-    for (let layer = 1; layer < L; layer++) context.fillRect(0, (layer * height) / L - 1, width, 2);
+    if (row >= 0) context.strokeRect(-1, rowTop(row) - 0.5, width + 2, UNIT + 1);
   }
 
   const painter = useRef(paint); // the newest: a scroll paints again without rendering
@@ -140,7 +148,8 @@ function HeatMap() {
     const { left, top } = canvas.current!.getBoundingClientRect();
     const clamp = (place: number, size: number) => Math.max(0, Math.min(size - 1, Math.floor(place)));
     const x = event.clientX - left + box.current!.scrollLeft;
-    return [clamp(x / CHARACTER, T), order[clamp(((event.clientY - top) / height) * U, U)]];
+    const y = event.clientY - top;
+    return [clamp(x / CHARACTER, T), order[clamp((y < SOME * UNIT ? y : y - GAP) / UNIT, R)]];
   }
 
   function move(event: KeyboardEvent): void {
@@ -148,17 +157,13 @@ function HeatMap() {
     if (!step) return;
     event.preventDefault();
     at.value = Math.max(0, Math.min(T - 1, i + step[0]));
-    if (step[1]) unit.value = order[Math.max(0, Math.min(U - 1, row + step[1]))];
+    if (step[1]) unit.value = order[Math.max(0, Math.min(R - 1, row + step[1]))];
   }
 
   return (
     <div class="bands">
-      {Array.from({ length: L }, (_, layer) => (
-        <p key={layer} class="band" style={{ height: `${height / L}px` }}>
-          <span>slow</span>
-          <b>{L > 1 ? `layer ${layer + 1}` : "units"}</b>
-          <span>quick</span>
-        </p>
+      {["slowest", "quickest"].map((name) => (
+        <p key={name} class="band" style={{ height: `${SOME * UNIT}px` }}>{SOME} {name}</p>
       ))}
       <div
         ref={box}
@@ -253,9 +258,9 @@ export function Inside() {
           <details>
             <summary>The state over time</summary>
             <p>
-              Each column is a character, each row a unit. The units at the top of a layer change slowly: they keep
-              something over many characters, for example where in the line we are. Those at the bottom change with each
-              letter. Click a row to see its unit in the text above.
+              Each column is a character, each row a unit: the {SOME} that change most slowly in this text, and the{" "}
+              {SOME} that change most quickly. The slow ones keep something over many characters, for example where in
+              the line we are. The quick ones change with each letter. Click a row to see its unit in the text above.
             </p>
             <p class="readout">{pointed.value || description.value}</p>
             {current.value ? <HeatMap /> : <div class="map wait" />}

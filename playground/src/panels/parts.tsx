@@ -124,7 +124,7 @@ export const resetTitle = (every: Reset) => capital(resetInWords(every));
 export const signed = (value: number) => value.toFixed(2).replace("-", "−");
 
 /** What the colours of `Letters` mean. */
-export function Legend({ panel, low, high }: { panel: Name; low: string; high: string }) {
+export function Legend({ panel, low, high }: { panel: Name | "surprise difference"; low: string; high: string }) {
   return (
     <p class={`legend ${panel}`}>
       {low} <span class="scale" aria-hidden="true" /> {high}

@@ -11,21 +11,24 @@ import { every, resetInWords, text, TEXT_LIMIT, type Reset } from "../view";
 import { setEvery } from "./writers";
 import { capital, Column, Legend, resetTitle, Notes, Panel, ready, TextField } from "./parts";
 
-/** Nats that have the strongest tint. */
+/** Nats that have the strongest tint: of the cost with the state, and of what the reset adds to it. */
 const STRONGEST = 6;
+const ADDED = 3;
 
 /** Tints of all characters; the first costs nothing, as it is given. */
-function tints(nats: Float32Array | undefined): Float32Array | undefined {
-  if (!nats) return undefined;
+function tints(nats: Float32Array, strongest: number): Float32Array {
   const found = new Float32Array(nats.length + 1);
-  for (let i = 0; i < nats.length; i++) found[i + 1] = Math.min(1, nats[i] / STRONGEST);
+  nats.forEach((nat, i) => (found[i + 1] = Math.max(-1, Math.min(1, nat / strongest))));
   return found;
 }
 
 const kept = computed(() => surprises.value.get(null));
 const reset = computed(() => surprises.value.get(every.value));
-const keptTints = computed(() => tints(kept.value));
-const resetTints = computed(() => tints(reset.value));
+const keptTints = computed(() => kept.value && tints(kept.value, STRONGEST));
+const addedTints = computed(() => {
+  const [with_, without] = [kept.value, reset.value];
+  return with_ && without && tints(without.map((nat, i) => nat - with_[i]), ADDED);
+});
 
 const means = computed(
   () => new Map<Reset, number>(Array.from(surprises.value, ([every, nats]) => [every, mean(nats)])),
@@ -94,9 +97,11 @@ export function Surprise() {
   return (
     <Panel name="surprise" title="Surprise" busy={stale.value}>
       <p>
-        Here the model reads a text and bets on each next character. The redder a character, the less the model expected
-        it. Its cost in nats is −ln p, where p is the probability that the model gave it. Point at a character to see
-        the bets; the one that came stands out. Type or paste a text of your own; the panels below show it, too.
+        Here the model reads a text and bets on each next character. The cost of a character in nats is −ln p, where p
+        is the probability that the model gave it. On the left, with the state, the tint is the cost: the redder, the
+        less expected. On the right, it is what the reset adds: red where the character costs more than on the left,
+        blue where it costs less. Point at a character to see the bets; the one that came stands out. Type or paste a
+        text of your own; the panels below show it, too.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />
@@ -112,6 +117,7 @@ export function Surprise() {
                 tints={keptTints.value}
                 description={description.value}
               />
+              <Legend panel="surprise" low="0" high={`${STRONGEST} nats`} />
               <Mean nats={kept.value} />
               <Bets side={0} title="With its state" />
             </Column>
@@ -120,14 +126,14 @@ export function Surprise() {
                 panel="surprise"
                 label="What each character costs when the state is reset"
                 characters={analysed.value!.characters}
-                tints={resetTints.value}
+                tints={addedTints.value}
                 description={description.value}
               />
+              <Legend panel="surprise difference" low={`−${ADDED}`} high={`+${ADDED} nats`} />
               <Mean nats={reset.value} />
               <Bets side={1} title={resetTitle(every.value)} />
             </Column>
           </div>
-          <Legend panel="surprise" low="0 nats" high={`${STRONGEST} nats or more`} />
           <h3 id="curve">The memory curve of this text</h3>
           <p>
             The cost of a character, on average over the text, for each position of the slider. Click a point to move the
