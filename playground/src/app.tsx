@@ -12,7 +12,7 @@ import { setEvery, Writers } from "./panels/writers";
 import { dark, toggleDark } from "./screen";
 import { ForAClass, Share } from "./share";
 import { ask, Tour } from "./tour";
-import { choose, every, inWords, model, RESETS, type Panel } from "./view";
+import { choose, every, inWords, model, projector, RESETS, type Panel } from "./view";
 
 const MODELS: [ModelName, string][] = [
   ["astra_beta", "GRU, 2 layers (astra_beta)"],
@@ -97,6 +97,9 @@ export function App() {
         <span class="name">Playground</span>
         {SITE && <a href={`${SITE}tutorials/gru_by_hand/`}>Tutorial</a>}
         <Share />
+        <button type="button" class="large" aria-pressed={projector.value} onClick={() => (projector.value = !projector.value)}>
+          Large type
+        </button>
         <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
       </header>
       <Bar />

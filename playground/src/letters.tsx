@@ -4,7 +4,7 @@ import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { colour, prepare, useSize } from "./canvas";
 import { breakLines } from "./lines";
 import { dark, near } from "./screen";
-import { at, type Panel } from "./view";
+import { at, projector, type Panel } from "./view";
 
 interface Props {
   label: string;
@@ -17,14 +17,16 @@ interface Props {
   description: string;
 }
 
-/** Pixels of a line, and around the text. A text that is longer than so many lines scrolls. */
-const LINE = 24;
+/** Pixels around the text. A text that is longer than so many lines scrolls. */
 const MARGIN = 12;
 const LINES = 14;
 
+/** Pixels of a line. */
+const lineHeight = () => (projector.value ? 40 : 24);
+
 /** The font: a smaller one in a narrow column. */
 const fontOf = (width: number) =>
-  `${width < 260 ? 12 : 14.5}px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace`;
+  `${projector.value ? 24 : width < 260 ? 12 : 14.5}px ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', monospace`;
 
 const advances = new Map<string, number>();
 
@@ -55,7 +57,7 @@ export function Letters({ label, characters, tints, panel, description }: Props)
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const { width, height } = useSize(box);
-  const font = fontOf(width);
+  const [font, LINE] = [fontOf(width), lineHeight()];
   const advance = measure(font);
   const columns = width ? Math.max(8, Math.floor((width - 2 * MARGIN) / advance)) : Infinity;
   const starts = useMemo(() => breakLines(characters, columns), [characters, columns]);

@@ -1,7 +1,7 @@
 /** What is on the screen: which panels, and whether it is dark. */
 
 import { effect, signal, type Signal } from "@preact/signals";
-import { panel, PANELS, type Panel } from "./view";
+import { panel, PANELS, projector, type Panel } from "./view";
 
 /** Whether each panel is on the screen, or about to be: what it shows is computed only then. */
 export const near = Object.fromEntries(PANELS.map((name) => [name, signal(false)])) as Record<Panel, Signal<boolean>>;
@@ -33,6 +33,9 @@ export function toggleDark(): void {
 }
 
 preference.addEventListener("change", () => chosen || (dark.value = preference.matches));
+effect(() => {
+  document.documentElement.classList.toggle("projector", projector.value);
+});
 effect(() => {
   document.documentElement.style.colorScheme = dark.value ? "dark" : "light";
 });

@@ -16,7 +16,7 @@ export const MODELS: ModelName[] = ["astra_beta", "astra_alpha", "elman_alpha"];
 export const PANELS = ["writers", "surprise", "inside", "reach", "state"] as const;
 export type Panel = (typeof PANELS)[number];
 
-/** Characters that each field takes. A text is analysed in a second or two. */
+/** Characters that each field takes. A text is analysed in one to four seconds. */
 export const PROMPT_LIMIT = 500;
 export const TEXT_LIMIT = 5000;
 export const STATE_LIMIT = 8000;
@@ -98,6 +98,9 @@ export const every = computed(() => schedule.value[schedule.value.length - 1][1]
 
 /** The question of the guided tour, counted from 1; 0: no tour. */
 export const tour = parameter("tour", 0, integer(1, 5));
+
+/** Large type, for a class. */
+export const projector = parameter("projector", false, (text) => (text === "" || text === "true" ? true : undefined));
 
 export const prompt = parameter("prompt", PROMPT, atMost(PROMPT_LIMIT));
 export const seed = parameter("seed", 0, integer(0, 2 ** 32 - 1));

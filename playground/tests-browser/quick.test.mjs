@@ -514,6 +514,21 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   await page.context().close();
 });
 
+test("large type for a projector", async () => {
+  const page = await open(browser, server.address, "projector&tour=1&model=elman_alpha", { viewport: { width: 1280, height: 720 } });
+  const size = (all) => page.locator(all).first().evaluate((each) => parseFloat(getComputedStyle(each).fontSize));
+  await page.locator(".tour").getByRole("group").getByRole("button").first().click();
+  await page.getByRole("button", { name: "Show me" }).click();
+  await page.getByText("You were right.").waitFor();
+  await seen(page, "#writers .written, #writers .controls button");
+  assert((await size("#writers .written")) >= 24 && (await size(".tour p")) >= 22);
+  await until(page, () => location.hash.includes("projector=true"));
+  await page.getByRole("button", { name: "Large type" }).click();
+  assert((await size("#writers .written")) < 16);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test("the preview of a link is of this page", async () => {
   const page = await openPreview(browser, server.address);
   const made = readFileSync(new URL("../public/preview.png", import.meta.url));
