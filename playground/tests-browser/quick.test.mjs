@@ -429,7 +429,7 @@ test("a view is shared, and a link for a class shows what it says", async () => 
   await texts(alone);
   assert.deepEqual(await alone.locator("a[href]:not([href^='#'])").count(), 0); // no site is around it
   await alone.context().close();
-  const links = page.getByRole("region", { name: "Links for a class" }).getByRole("link");
+  const links = page.getByRole("region", { name: "Links for a class" }).getByRole("listitem").getByRole("link");
   await page.goto("about:blank");
   await page.goto(`${server.address}#tour=3&model=elman_alpha`); // a question sets the scene
   await page.getByRole("heading", { name: "Question 3 of 5" }).waitFor();
