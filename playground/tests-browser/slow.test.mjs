@@ -44,7 +44,7 @@ test("all models, without a network", async (t) => {
       }
       await show(page, "inside");
       await panel(page, "inside").locator(".units input").last().click();
-      assert.match(await readout(panel(page, "inside")), /unit \d+ .*is −?\d\.\d\d\.$/);
+      await until(page, () => /unit \d+ .*is −?\d\.\d\d\.$/.test(document.querySelector("#inside .readout").textContent));
       await show(page, "reach");
       await panel(page, "reach").locator(".letters").first().focus();
       await page.keyboard.press("End");
