@@ -443,7 +443,7 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
 
 
 @pytest.mark.parametrize("batches, options", [
-    ("streams", {}), ("crops", {}),
+    *slow(("streams", {})), ("crops", {}),
     ("streams", {"remat": True, "gradient_accumulation": 3, "batch_size": 1}),
 ])  # fmt: skip
 def test_units_against_a_plain_loop_over_them(batches, options):
