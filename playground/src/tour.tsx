@@ -4,8 +4,8 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
-import { running, setEvery, writeAnew, writeOn } from "./panels/writers";
-import { every, schedule, tour, written, type Reset } from "./view";
+import { running, setEvery, stopAfter, writeAnew, writeOn } from "./panels/writers";
+import { every, schedule, tour, written, WRITTEN_LIMIT, type Reset } from "./view";
 
 interface Question {
   ask: string;
@@ -25,11 +25,24 @@ interface Question {
 /** Characters after which a text shows what it is like. */
 const ENOUGH = 100;
 
+/** Characters that are written after the answer: what it speaks of stays in sight. */
+const A_LITTLE = 20;
+
+/** Characters of babble before the right one keeps its state. */
+const BABBLE = 150;
+
+/** Whether the right one babbled for so long, and has room to show what it writes then. */
+function babbled(): boolean {
+  const [[, first], moved] = schedule.value;
+  const until = moved?.[0] ?? written.value;
+  return first === 1 && until >= BABBLE && until <= WRITTEN_LIMIT - ENOUGH;
+}
+
 /** How much is written if all of it was written with the slider there. */
 const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.value === reset ? written.value : null);
 
 /** Write with the slider there, or go on with it. */
-const writeWith = (reset: Reset) => (writtenWith(reset) === null ? writeAnew(reset) : writeOn());
+const writeWith = (reset: Reset) => (writtenWith(reset) === null ? writeAnew([[0, reset]]) : writeOn());
 
 /** How much of the state's gain is left when it is reset every 32 characters. */
 function gain(): string {
@@ -68,15 +81,16 @@ const QUESTIONS: Question[] = [
     task: "Move the slider to “never” and press “Write”.",
     before: () => {
       goTo("writers");
-      writeAnew(1, 150);
+      writeAnew([[0, 1]], BABBLE);
     },
     show: () => {
+      if (!babbled()) return writeAnew([[0, 1], [BABBLE, null]], BABBLE + ENOUGH);
       setEvery(null);
       writeOn();
     },
     seen: () => {
       const [from, reset] = schedule.value.at(-1)!;
-      return from > 0 && reset === null ? written.value - from : null;
+      return babbled() && reset === null ? written.value - from : null;
     },
     why: () =>
       "Look at its text after the mark. The state fills again with what the model reads, so a rare reset does little harm. " +
@@ -122,7 +136,9 @@ const guess = signal<number | null>(null);
 const seen = signal(false);
 
 effect(() => {
-  if (guess.value !== null && (QUESTIONS[tour.value - 1]?.seen() ?? 0) >= ENOUGH) seen.value = true;
+  if (guess.value === null || seen.value || (QUESTIONS[tour.value - 1]?.seen() ?? 0) < ENOUGH) return;
+  seen.value = true;
+  stopAfter(A_LITTLE);
 });
 
 /** Ask a question, counted from 1; 0 ends the tour. */

@@ -494,6 +494,10 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
     await tour.getByText("You were right.").waitFor();
     await focused(page, i > 0 ? "You were right." : "Start again");
     await seen(page, [WRITERS, WRITERS, WRITERS, ".curve", "#code .code"][i]);
+    if (i < 3) { // the writers stop, so that what the answer speaks of stays in sight
+      const [{ length }] = await texts(page);
+      assert(length - "ROMEO: ".length <= [120, 120, 270][i], String(length));
+    }
     if (i === 2) {
       const right = panel(page, "writers").locator(".written").last();
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
@@ -510,6 +514,23 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   await page.keyboard.press("Escape");
   await tour.waitFor({ state: "detached" });
   await focused(page, "Take the tour");
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test("the tour shows the third answer after any text", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&tour=3");
+  const tour = page.locator(".tour");
+  await texts(page);
+  await tour.getByRole("group").getByRole("button").first().click();
+  await move(page, "End");
+  await panel(page, "writers").getByRole("button", { name: "Start again" }).click(); // and the babble is gone
+  await until(page, () => document.querySelector("#writers pre").textContent.length > 20);
+  await tour.getByRole("button", { name: "Show me" }).click();
+  await tour.getByText("It is “Within a word or two”.").waitFor();
+  const mark = panel(page, "writers").locator("mark");
+  assert.equal(await mark.evaluate((mark) => mark.previousSibling.textContent.length), 150);
+  assert.equal(await mark.getAttribute("data-move"), "never");
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });

@@ -10,7 +10,7 @@ import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
   every, fast, inWords, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
-  written, WRITTEN_LIMIT, type Reset,
+  written, WRITTEN_LIMIT, type Reset, type Schedule,
 } from "../view";
 import { Field, NumberField, Panel, resetTitle, TextField } from "./parts";
 
@@ -52,7 +52,8 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 let generation = 0;
 let ahead = 0; // characters that are written, or being written
-let hurry = 0; // characters to write at once, and then to stop: those that a link shows
+let hurry = 0; // so many characters are written at once: those that a link shows
+let end = WRITTEN_LIMIT; // so many are written, and no more
 let looping = -1; // the generation that `run` is writing
 
 const sleep = (milliseconds: number) => new Promise((done) => setTimeout(done, milliseconds));
@@ -130,9 +131,10 @@ async function run(from: Begun): Promise<void> {
   const mine = (looping = generation);
   const [began, first] = [performance.now(), ahead];
   try {
-    while (running.value && mine === generation && ahead < (hurry || WRITTEN_LIMIT)) {
-      const { characters, pause } = fast.value || hurry ? FAST : READING;
-      if (!(await step(mine, from, Math.min(characters, (hurry || Infinity) - ahead)))) return;
+    while (running.value && mine === generation && ahead < end) {
+      const hurried = ahead < hurry;
+      const { characters, pause } = fast.value || hurried ? FAST : READING;
+      if (!(await step(mine, from, Math.min(characters, (hurried ? Math.min(hurry, end) : end) - ahead)))) return;
       written.value = ahead;
       rate.value = (1000 * (ahead - first)) / (performance.now() - began);
       await sleep(pause);
@@ -142,13 +144,13 @@ async function run(from: Begun): Promise<void> {
   }
   if (mine !== generation) return;
   looping = -1;
-  hurry = 0;
   running.value = false;
 }
 
 /** Write on; readers who want nothing to move get much at once. */
 function go(): void {
   hurry = still.matches ? Math.min(ahead + STILL, WRITTEN_LIMIT) : 0;
+  end = hurry || WRITTEN_LIMIT;
   running.value = true;
 }
 
@@ -189,7 +191,7 @@ const updateNexts = newest(
 /** Start the writers, or show again what a link shows. */
 export function startWriters(): void {
   go();
-  hurry = written.value || hurry;
+  if (written.value) hurry = end = written.value;
   void begin();
   const later = debounce(300, () => void begin());
   let changes = 0;
@@ -225,7 +227,7 @@ function toggle(): void {
 
 /** Write one character more on both sides. */
 function one(): void {
-  hurry = Math.min(ahead + 1, WRITTEN_LIMIT);
+  hurry = end = Math.min(ahead + 1, WRITTEN_LIMIT);
   running.value = true;
   void (begun.value ? run(begun.value) : begin());
 }
@@ -236,16 +238,21 @@ export function writeOn(): void {
   else toggle();
 }
 
-/** Write anew with the slider there; if `count` is given, so many characters at once. */
-export function writeAnew(value: Reset, count?: number): void {
+/** Write anew with the slider moved so; if `count` is given, so many characters at once. */
+export function writeAnew(moves: Schedule, count?: number): void {
   // At once: with the new slider, what was written before shows nothing
   batch(() => {
-    schedule.value = [[0, value]];
+    schedule.value = moves;
     clear();
   });
   go();
-  if (count) hurry = count;
+  if (count) hurry = end = count;
   void begin();
+}
+
+/** Stop after so many characters more. */
+export function stopAfter(count: number): void {
+  end = Math.min(end, ahead + count);
 }
 
 /** The slider: acts on what is written from now on. */
@@ -348,7 +355,7 @@ export function Writers() {
             {running.value ? "Pause" : "Write"}
           </button>
           <button type="button" onClick={one} disabled={full}>One more character</button>
-          <button type="button" onClick={() => writeAnew(every.value)}>Start again</button>
+          <button type="button" onClick={() => writeAnew([[0, every.value]])}>Start again</button>
           <label>
             <input
               type="checkbox"
