@@ -18,6 +18,8 @@ interface Question {
   seen(): number | null;
   /** Why it is so. */
   why(): string;
+  /** Whether it is so of the reader's text, too. */
+  holds?(): boolean;
   /** What the page shows when the question is asked. */
   before(): void;
 }
@@ -44,12 +46,39 @@ const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.valu
 /** Write with the slider there, or go on with it. */
 const writeWith = (reset: Reset) => (writtenWith(reset) === null ? writeAnew([[0, reset]]) : writeOn());
 
-/** How much of the state's gain is left when it is reset every 32 characters. */
+/** Nats per character with a reset before every character, every 32, and never; null: not yet known. */
+function costs(): number[] | null {
+  const found = ([1, 32, null] as Reset[]).map((reset) => surprises.value.get(reset));
+  return found.every((nats) => nats !== undefined) ? found.map(mean) : null;
+}
+
+/** How much of the state's gain is left when it is reset every 32 characters; NaN: there is no gain. */
+function kept(): number {
+  const [one, some, all] = costs() ?? [];
+  return one > all ? (one - some) / (one - all) : NaN;
+}
+
+/** Whether that is as the question's answer says. */
+const mostIsKept = () => kept() > 0.9;
+
+/** The same in words. */
 function gain(): string {
-  const [one, some, all] = [1, 32, null].map((reset) => mean(surprises.value.get(reset)!));
+  const known = costs();
+  if (!known) return "";
+  const [one, some, all] = known.map((nats) => nats.toFixed(2));
+  if (Number.isNaN(kept())) {
+    return (
+      "On this text, the state does not help this model, which learned from Shakespeare: a character costs " +
+      `${all} nats if it is never reset, and ${one} with a reset before every character.`
+    );
+  }
+  const saved = `the model saves ${(known[0] - known[2]).toFixed(2)} nats per character (${one} down to ${all}).`;
+  if (kept() <= 0) return `On this text, nothing is left. Never reset, ${saved} With a reset every 32, it costs ${some}.`;
+  const some32 = `With a reset every 32, it saves ${(known[0] - known[1]).toFixed(2)}: it keeps`;
+  if (!mostIsKept()) return `On this text, less than in Shakespeare. Never reset, ${saved} ${some32} ${Math.floor(100 * kept())} %.`;
   return (
-    `Never reset, the model saves ${(one - all).toFixed(2)} nats per character (${one.toFixed(2)} down to ${all.toFixed(2)}). ` +
-    `With a reset every 32, it saves ${(one - some).toFixed(2)}: it keeps ${Math.round((100 * (one - some)) / (one - all))} %.`
+    `Never reset, ${saved} ${some32} ${kept() > 1 ? "all of it" : `${Math.round(100 * kept())} %`}. The curve falls steeply at ` +
+    "first and is almost flat from 32 on: most of what the next character depends on is close by."
   );
 }
 
@@ -108,10 +137,9 @@ const QUESTIONS: Question[] = [
       goTo("surprise");
       document.getElementById("curve")?.scrollIntoView();
     },
-    seen: () => (every.value === 32 && [1, 32, null].every((reset) => surprises.value.has(reset)) ? ENOUGH : null),
-    why: () =>
-      `${gain()} The curve falls steeply at first and is almost flat from 32 on: most of what the next character depends ` +
-      "on is close by.",
+    seen: () => (every.value === 32 && costs() ? ENOUGH : null),
+    why: gain,
+    holds: () => costs() === null || mostIsKept(),
   },
   {
     ask: "Your own network writes like the right side. Its loss fell in training, and no error was raised. What do you check first?",
@@ -180,7 +208,7 @@ export function Tour() {
     return () => removeEventListener("keydown", pressed);
   }, [number]);
   if (!number) return null;
-  const { ask: question, options, right, task, show, seen: count, why } = QUESTIONS[number - 1];
+  const { ask: question, options, right, task, show, seen: count, why, holds } = QUESTIONS[number - 1];
   return (
     <aside ref={card} class="tour" aria-label="Guided tour">
       <div class="head">
@@ -202,7 +230,11 @@ export function Tour() {
         {guess.value !== null && !seen.value && <p>{task}</p>}
         {seen.value && (
           <p ref={answer} tabIndex={-1}>
-            <b>{guess.value === right ? "You were right." : `It is “${options[right]}”.`}</b> {why()}
+            <b>
+              {holds && !holds() ? `In Shakespeare, it is “${options[right]}”.`
+                : guess.value === right ? "You were right." : `It is “${options[right]}”.`}
+            </b>{" "}
+            {why()}
           </p>
         )}
         {seen.value && number === QUESTIONS.length && (

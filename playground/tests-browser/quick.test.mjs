@@ -535,6 +535,21 @@ test("the tour shows the third answer after any text", async () => {
   await page.context().close();
 });
 
+test("the tour's fourth answer is of the reader's text", async () => {
+  const text = "zqxjkvbz".repeat(20); // nothing that the model learned helps with it
+  const page = await open(browser, server.address, `model=elman_alpha&tour=4&text=${text}`);
+  const tour = page.locator(".tour");
+  await analysed(page);
+  await tour.getByRole("group").getByRole("button").last().click();
+  await tour.getByRole("button", { name: "Show me" }).click();
+  await tour.getByText("In Shakespeare, it is “More than nine tenths”.").waitFor();
+  const [, never, one] = /(\d+\.\d\d) nats if it is never reset, and (\d+\.\d\d) with/.exec(await tour.textContent());
+  assert(+never > +one);
+  assert.equal((await figures(page, "surprise"))[0].toFixed(2), never);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test("large type for a projector", async () => {
   const page = await open(browser, server.address, "projector&tour=1&model=elman_alpha", { viewport: { width: 1280, height: 720 } });
   const size = (all) => page.locator(all).first().evaluate((each) => parseFloat(getComputedStyle(each).fontSize));
