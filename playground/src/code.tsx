@@ -57,11 +57,11 @@ export function Code() {
       <h3>The bug in three lines of code</h3>
       <p>
         The state is called <code>h</code> in PyTorch, where <code>None</code> stands for zeros, and <code>carry</code> in
-        JAX, because it is carried from step to step. On the left, it is made once, before the loop, and every step passes
-        it on.{" "}
+        JAX, because it is carried from step to step. In the first code, it is made once, before the loop, and every step
+        passes it on.{" "}
         {reset === null
-          ? "The slider is at never, so the right code is the same. Move it to see the bug."
-          : `On the right, the loop makes a new state ${inWords(reset)}: the model forgets what it has read. ` +
+          ? "The slider is at never, so the second code is the same. Move it to see the bug."
+          : `In the second, the loop makes a new state ${inWords(reset)}: the model forgets what it has read. ` +
             "No error tells you."}
       </p>
       {LIBRARIES.map((library) => (

@@ -40,6 +40,10 @@ function babbled(): boolean {
   return first === 1 && until >= BABBLE && until <= WRITTEN_LIMIT - ENOUGH;
 }
 
+const codeInView = signal(false);
+
+const showCode = () => document.getElementById("code")!.scrollIntoView();
+
 /** How much is written if all of it was written with the slider there. */
 const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.value === reset ? written.value : null);
 
@@ -145,17 +149,21 @@ const QUESTIONS: Question[] = [
     ask: "Your own network writes like the right side. Its loss fell in training, and no error was raised. What do you check first?",
     options: ["Whether it trained long enough", "Whether it is large enough", "Whether the loop makes a new state"],
     right: 2,
-    task: "Move the slider to 1 and compare the code below the writers.",
-    before: () => setEvery(null),
+    task: "Compare the code below the writers, with the slider at 1.",
+    before: () => {
+      goTo("writers");
+      writeAnew([[0, 1]], BABBLE);
+    },
     show: () => {
       setEvery(1);
-      document.getElementById("code")!.scrollIntoView();
+      showCode();
     },
-    seen: () => (every.value === 1 ? ENOUGH : null),
+    seen: () => (every.value === 1 && codeInView.value ? ENOUGH : null),
     why: () =>
       "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
       "each step. After the first step, it must be neither None nor all zeros; and if the code has no state to print, it is " +
-      "this bug, too. Otherwise, look at the other causes at the top of the page.",
+      "this bug, too. Other causes are a temperature that is too high, characters numbered differently than in training, and " +
+      "too little training.",
   },
 ];
 
@@ -167,6 +175,14 @@ effect(() => {
   if (guess.value === null || seen.value || (QUESTIONS[tour.value - 1]?.seen() ?? 0) < ENOUGH) return;
   seen.value = true;
   stopAfter(A_LITTLE);
+});
+
+// Whoever moves the slider to 1 to see its code is shown it.
+let before = every.peek();
+effect(() => {
+  const moved = every.value === 1 && before !== 1;
+  before = every.value;
+  if (moved && tour.peek() === QUESTIONS.length && guess.peek() !== null) showCode();
 });
 
 /** Ask a question, counted from 1; 0 ends the tour. */
@@ -194,13 +210,31 @@ function ShowMe({ show, count }: { show(): void; count: number | null }) {
 export function Tour() {
   const card = useRef<HTMLElement>(null);
   const title = useRef<HTMLHeadingElement>(null);
+  const head = useRef<HTMLDivElement>(null);
   const answer = useRef<HTMLParagraphElement>(null);
   const number = tour.value;
   useEffect(() => title.current?.focus({ preventScroll: true }), [number]);
   // The button that was pressed is gone. A reader who moves the slider keeps the focus there.
   useEffect(() => {
-    if (document.activeElement === document.body || card.current?.contains(document.activeElement)) answer.current?.focus();
+    if (!answer.current) return;
+    const { activeElement } = document;
+    if (activeElement === document.body || card.current!.contains(activeElement)) answer.current.focus({ preventScroll: true });
+    // Only the card scrolls, and its title stays
+    card.current!.scrollTop += answer.current.getBoundingClientRect().top - head.current!.getBoundingClientRect().bottom;
   }, [seen.value]);
+  useEffect(() => {
+    if (number !== QUESTIONS.length) return;
+    const narrow = matchMedia("(width < 64rem)").matches; // the card is at the bottom of the screen
+    const observer = new IntersectionObserver(([{ isIntersecting }]) => (codeInView.value = isIntersecting), {
+      rootMargin: narrow ? "0px 0px -45%" : "0px",
+      threshold: 0.5,
+    });
+    observer.observe(document.getElementById("code")!);
+    return () => {
+      observer.disconnect();
+      codeInView.value = false;
+    };
+  }, [number]);
   useEffect(() => {
     if (!number) return;
     const pressed = (event: KeyboardEvent) => event.key === "Escape" && close();
@@ -211,13 +245,8 @@ export function Tour() {
   const { ask: question, options, right, task, show, seen: count, why, holds } = QUESTIONS[number - 1];
   return (
     <aside ref={card} class="tour" aria-label="Guided tour">
-      <div class="head">
+      <div ref={head} class="head">
         <h2 ref={title} tabIndex={-1}>Question {number} of {QUESTIONS.length}</h2>
-        <div class="buttons">
-          {number > 1 && <button type="button" onClick={() => ask(number - 1)}>Back</button>}
-          {number < QUESTIONS.length && <button type="button" onClick={() => ask(number + 1)}>Next</button>}
-          <button type="button" onClick={close}>Close</button>
-        </div>
       </div>
       <p>{question}</p>
       <div class="buttons" role="group" aria-label="Your prediction">
@@ -245,7 +274,12 @@ export function Tour() {
           </p>
         )}
       </div>
-      {guess.value !== null && !seen.value && <ShowMe show={show} count={count()} />}
+      <div class="foot buttons">
+        {guess.value !== null && !seen.value && <ShowMe show={show} count={count()} />}
+        {number > 1 && <button type="button" onClick={() => ask(number - 1)}>Back</button>}
+        {number < QUESTIONS.length && <button type="button" onClick={() => ask(number + 1)}>Next</button>}
+        <button type="button" onClick={close}>Close</button>
+      </div>
     </aside>
   );
 }

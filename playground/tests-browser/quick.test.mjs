@@ -494,6 +494,7 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
     await tour.getByText("You were right.").waitFor();
     await focused(page, i > 0 ? "You were right." : "Start again");
     await seen(page, [WRITERS, WRITERS, WRITERS, ".curve", "#code .code"][i]);
+    await until(page, () => document.querySelector(".tour .foot").getBoundingClientRect().bottom <= innerHeight);
     if (i < 3) { // the writers stop, so that what the answer speaks of stays in sight
       const [{ length }] = await texts(page);
       assert(length - "ROMEO: ".length <= [120, 120, 270][i], String(length));
@@ -503,6 +504,11 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
     }
     if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*it keeps 9\d %/);
+    if (i === 1) { // after the answer
+      await page.keyboard.press("Tab");
+      await page.keyboard.press("Tab");
+      await focused(page, "Next");
+    }
     if (i < 4) await button("Next").press("Enter");
   }
   const written = await page.evaluate(() => window.written);
