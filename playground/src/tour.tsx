@@ -44,6 +44,12 @@ const codeInView = signal(false);
 
 const showCode = () => document.getElementById("code")!.scrollIntoView();
 
+/** Scroll the right one's text back, if need be, to where the slider was moved. */
+function showMark(): void {
+  const mark = document.querySelector("#writers mark:last-of-type");
+  if (mark) mark.parentElement!.scrollTop += Math.min(0, mark.getBoundingClientRect().top - mark.parentElement!.getBoundingClientRect().top);
+}
+
 /** How much is written if all of it was written with the slider there. */
 const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.value === reset ? written.value : null);
 
@@ -221,6 +227,7 @@ export function Tour() {
     if (activeElement === document.body || card.current!.contains(activeElement)) answer.current.focus({ preventScroll: true });
     // Only the card scrolls, and its title stays
     card.current!.scrollTop += answer.current.getBoundingClientRect().top - head.current!.getBoundingClientRect().bottom;
+    showMark();
   }, [seen.value]);
   useEffect(() => {
     if (number !== QUESTIONS.length) return;

@@ -565,6 +565,26 @@ test("large type for a projector", async () => {
   await seen(page, "#writers .written, #writers .controls button");
   assert((await size("#writers .written")) >= 24 && (await size(".tour p")) >= 22);
   await until(page, () => location.hash.includes("projector=true"));
+  const next = page.getByRole("button", { name: "Next", exact: true });
+  for (const _ of [1, 2]) await next.click();
+  await page.locator(".tour").getByRole("group").getByRole("button").last().click();
+  await texts(page); // the babble
+  await page.getByRole("button", { name: "Show me" }).click();
+  await page.getByText("You were right.").waitFor();
+  await seen(page, "#writers mark");
+  assert(await page.locator("#writers mark").evaluate((mark) =>
+    mark.getBoundingClientRect().top >= mark.parentElement.getBoundingClientRect().top - 1));
+  for (const _ of [1, 2]) await next.click();
+  await page.locator(".tour").getByRole("group").getByRole("button").last().click();
+  await page.getByText("Compare the code below").waitFor(); // the slider is at 1, but the code is not in sight
+  await move(page, "End");
+  await move(page, "Home");
+  await page.getByText("You were right.").waitFor();
+  await seen(page, "#code .code");
+  assert(await page.locator(".tour").evaluate((card) => { // a long answer
+    const [whole, ...parts] = [card, ...card.querySelectorAll(".head, .foot")].map((each) => each.getBoundingClientRect());
+    return card.scrollTop > 0 && parts.every((part) => part.top >= whole.top && part.bottom <= whole.bottom);
+  }));
   await page.getByRole("button", { name: "Large type" }).click();
   assert((await size("#writers .written")) < 16);
   assert.deepEqual(page.problems, []);
