@@ -230,7 +230,8 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
     is_end = lambda end: isinstance(end, str) and end != ""
     if not (isinstance(options.stop, tuple | list) and all(map(is_end, options.stop))):
         raise UserError(
-            f"stop is {shown(options.stop)}; it must be a list of texts of at least one character."
+            f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
+            "character."
         )
 
 

@@ -367,7 +367,7 @@ class TestDefaultPrompt:
     ("a", {"seed": 2**64}, "seed is 18446744073709551616"),
     ("a", {"sample": -1}, "sample is -1; it must be a whole number from 0"),
     ("a", {"stop": ("a", "")}, r"stop is \('a', ''\); .* strings of at least one character"),
-    ("a", {"stop": "ac"}, "stop is 'ac'; it must be a list of texts"),
+    ("a", {"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
     ("a", {"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
     ("", {}, "the prompt '' gives no token; give at least one word"),
     ("aXéa", {}, "lacks 'X', 'é'"),
