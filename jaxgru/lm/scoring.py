@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError, Tokens
-from jaxgru.lm.data.units import end_of
+from jaxgru.lm.data.units import end_of, end_token
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, lines_nll, perplexity, stream_nll, window_nll
 from jaxgru.lm.model import Params
@@ -151,8 +151,8 @@ def score_lines(
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
     start = ""
     with contextlib.suppress(TokenizerError):
-        end = end_of(unit)
-        start = end * (tokenizer.decode(tokenizer.encode(end)) == end)
+        end_token(tokenizer, unit)  # there is one
+        start = end_of(unit)
     numbered = enumerate(lines, 1)
     groups = iter(lambda: list(itertools.islice(numbered, LINES_AT_ONCE)), [])
     return itertools.chain.from_iterable(
