@@ -103,9 +103,11 @@ def _parse() -> argparse.Namespace:
 def _load(name: str, arguments: argparse.Namespace) -> Config:
     given = {"batch_size": arguments.batch_size, "sequence_length": arguments.sequence_length}
     config = load_config(name, {f"training.{n}": v for n, v in given.items() if v is not None})
-    if config.model.cell not in ("gru", "lstm", "rnn"):
+    cell, activation = config.model.cell, config.model.activation
+    if cell not in ("gru", "lstm", "rnn") or activation != "tanh":
         raise UserError(
-            f"{name}: only GRUs, LSTMs and RNNs are measured; its cell is {config.model.cell}."
+            f"{name}: only GRUs, LSTMs and RNNs with tanh are measured; its cell is {cell}, with "
+            f"{activation}."
         )
     return config
 

@@ -24,7 +24,9 @@ LAYERS = {
     "gru after, second bias": lambda key, E, H, dtype: init_gru(
         key, E, H, second_bias=True, dtype=dtype
     ),
+    "gru after, relu": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, activation="relu"),
     "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
+    "lstm, relu": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype, activation="relu"),
     "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),
     "rnn, relu": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype, activation="relu"),
 }

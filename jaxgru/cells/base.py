@@ -44,6 +44,18 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
 
 
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
+"""What a layer's `activation` can name."""
+
+
+def check_activation(activation: Any) -> None:
+    """Raise ValueError unless it is one of ACTIVATIONS."""
+    if activation not in list(ACTIVATIONS):  # a list has no hash
+        raise ValueError(
+            f"activation is {shown(activation)}; it must be one of {', '.join(ACTIVATIONS)}."
+        )
+
+
 def is_whole(value: Any) -> bool:
     """Return whether a value is a whole number of Python's or NumPy's, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -199,9 +211,11 @@ class Cell:
         blocks = [f"num_blocks {len(U)}"] if getattr(U, "ndim", 0) == 3 else []
         dtypes = sorted({str(leaf.dtype) for leaf in leaves})
         this: Any = self
-        static = [f.name for f in fields(this) if f.metadata.get("static")]
+        static = {f.name: f.default for f in fields(this) if f.metadata.get("static")}
         parts = [f"in {known[0]}", self.hidden_sizes(), *blocks, *dtypes]
-        parts += [f"{name}={getattr(self, name)!r}" for name in static]
+        for name, default in static.items():
+            if (value := getattr(self, name)) != default:
+                parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def hidden_sizes(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
@@ -11,9 +12,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
+    ACTIVATIONS,
     Cell,
+    Hidden,
     Recurrence,
     StateWeights,
+    check_activation,
     check_flags,
     plus,
     register,
@@ -22,6 +26,7 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
+from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
@@ -33,8 +38,11 @@ class _GRU(Cell):
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
+    activation: str
     name: ClassVar[str] = "gru"
-    options: ClassVar[frozenset[str]] = frozenset({"second_bias", "reset_gate", "num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"second_bias", "reset_gate", "num_blocks", "activation"}
+    )
     gates: ClassVar[str] = "zrn"
 
     @classmethod
@@ -42,6 +50,7 @@ class _GRU(Cell):
         return init_gru(
             key, E, H, dtype=dtype, init=options.initial_weights, num_blocks=options.num_blocks,
             second_bias=options.second_bias, reset_gate=options.reset_gate,
+            activation=options.activation,
         )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
@@ -54,6 +63,19 @@ class _GRU(Cell):
         if self.c is not None:
             b = b + jnp.pad(self.c, (0, len(self.b) - len(self.c)))
         return plus(dot(x, self.W), b)
+
+    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """Return the recurrence, whose gradient is that with tanh, and its weights."""
+        raise NotImplementedError
+
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
+        return self.equations() if self.activation == "tanh" else None
+
+    def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
+        """Compute one step: h → h'."""
+        recurrence, U = self.equations()
+        phi = ACTIVATIONS[self.activation]
+        return recurrence.step(layout, layout.weights(U), h, layout.split(a, 3), phi)[0]
 
 
 @register
@@ -73,7 +95,7 @@ class GRUParams(_GRU):
 
     U is (H, 3H), or (n, k, 3k): for each gate, the n blocks of a block-diagonal matrix. `c`, which
     PyTorch and the study have, is redundant in the equations, but AdamW updates it separately from
-    b. None acts as zeros.
+    b. None acts as zeros. With the `activation` "relu", ReLU takes the place of tanh.
     """
 
     cn: Float[Array, "H"]  # the first leaf: Equinox reads leaves in order, and tells the GRUs by it
@@ -81,9 +103,10 @@ class GRUParams(_GRU):
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "after"
 
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
         return RESET_AFTER, (self.U, self.cn)
 
 
@@ -101,9 +124,10 @@ class ResetBeforeGRUParams(_GRU):
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "before"
 
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
+    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
         U = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
         return RESET_BEFORE, tuple(U)
 
@@ -125,6 +149,7 @@ def init_gru(
     bias_init: Initializer | None = None,
     layer_norm: bool = False,
     num_blocks: int = 1,
+    activation: str = "tanh",
 ) -> AnyGRU | LayerNormGRUParams:
     """Draw the initial parameters of a GRU layer.
 
@@ -146,15 +171,17 @@ def init_gru(
       layer_norm: normalise within the cell, and return `LayerNormGRUParams`.
       num_blocks: n, a divisor of H. The units form n groups, and each unit reads only the h of its
         own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
+      activation: "tanh" or "relu", the candidate's function.
 
     Raises:
-      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
-        floating-point; an initializer is not a function, or does not return floating-point numbers
-        of the given shape;
-        a flag is not a bool; `reset_gate` is unknown; `num_blocks` does not divide H; or
-        `layer_norm` is combined with `second_bias` or with `reset_gate` "before".
+      ValueError: `init`, `activation` or `reset_gate` is unknown; a size is not a positive whole
+        number; the dtype is not floating-point; an initializer is not a function, or does not
+        return floating-point numbers of the given shape; a flag is not a bool; `num_blocks` does
+        not divide H; or `layer_norm` is combined with `second_bias`, with `reset_gate` "before" or
+        with `activation` "relu".
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
+    check_activation(activation)
     options: dict[str, Any] = dict(
         init=init,
         kernel_init=kernel_init,
@@ -163,10 +190,10 @@ def init_gru(
         num_blocks=num_blocks,
     )
     if layer_norm:
-        if second_bias or reset_gate != "after":
+        if second_bias or (reset_gate, activation) != ("after", "tanh"):
             raise UserError(
-                "with layer_norm, second_bias must be False and reset_gate 'after'; they are "
-                f"{second_bias} and {shown(reset_gate)}."
+                "with layer_norm, second_bias must be False, reset_gate 'after' and activation "
+                f"'tanh'; they are {second_bias}, {shown(reset_gate)} and {shown(activation)}."
             )
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     if reset_gate not in ("before", "after"):
@@ -175,18 +202,21 @@ def init_gru(
     if second_bias:
         weights["c"] = jnp.zeros(2 * hidden_dim, dtype)
     if reset_gate == "before":
-        return ResetBeforeGRUParams(**weights)
-    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights)
+        return ResetBeforeGRUParams(**weights, activation=activation)
+    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, activation=activation)
+
+
+# phi is the layer's activation; the gradients are those of tanh.
 
 
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).
 
 
-def _before_step(layout, U, h, a):
+def _before_step(layout, U, h, a, phi=jnp.tanh):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
     Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
-    n = jnp.tanh(a_n + layout.times(Un, r * h))
+    n = phi(a_n + layout.times(Un, r * h))
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
@@ -212,12 +242,12 @@ RESET_BEFORE = Recurrence(3, _before_step, _before_step_gradient, _before_gradie
 # Reset gate after the product. U (H, 3H), m = h·Un + cn.
 
 
-def _after_step(layout, U, h, a):
+def _after_step(layout, U, h, a, phi=jnp.tanh):
     (U, cn), (a_z, a_r, a_n) = U, a
     Uh_z, Uh_r, Uh_n = layout.split(layout.times(U, h), 3)
     z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
     m = Uh_n + cn
-    n = jnp.tanh(a_n + r * m)
+    n = phi(a_n + r * m)
     return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 

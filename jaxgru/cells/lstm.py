@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
+    ACTIVATIONS,
     AnyLSTM,
     LSTMState,
     Recurrence,
     StateWeights,
+    check_activation,
     check_flags,
     plus,
     register,
@@ -23,6 +26,7 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
+from jaxgru.cells.layout import Layout
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
@@ -44,19 +48,22 @@ class LSTMParams(AnyLSTM):
 
     U is (H, 4H), or (n, k, 4k): for each gate, the n blocks of a block-diagonal matrix. See
     Hochreiter & Schmidhuber 1997 (Neural Computation 9(8)) and, for the forget gate, Gers et al.
-    2000 (Neural Computation 12(10)).
+    2000 (Neural Computation 12(10)). With the `activation` "relu", ReLU takes the place of tanh.
     """
 
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     name: ClassVar[str] = "lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "activation"})
 
     @classmethod
     def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
-        return init_lstm(key, E, H, dtype=dtype, **given)
+        return init_lstm(
+            key, E, H, dtype=dtype, init=options.initial_weights, num_blocks=options.num_blocks,
+            activation=options.activation,
+        )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
@@ -65,8 +72,13 @@ class LSTMParams(AnyLSTM):
         """Return x·W + b."""
         return plus(dot(x, self.W), self.b)
 
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        return RECURRENCE, (self.U,)
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
+        return (RECURRENCE, (self.U,)) if self.activation == "tanh" else None
+
+    def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
+        """Compute one step: (h, c) → (h', c')."""
+        gates, phi = layout.split(a, 4), ACTIVATIONS[self.activation]
+        return _step(layout, layout.weights((self.U,)), carry, gates, phi)[0]
 
 
 def init_lstm(
@@ -82,6 +94,7 @@ def init_lstm(
     layer_norm: bool = False,
     num_blocks: int = 1,
     proj_size: int | None = None,
+    activation: str = "tanh",
 ) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
     """Draw the initial parameters of an LSTM layer.
 
@@ -104,14 +117,21 @@ def init_lstm(
       num_blocks: n, a divisor of H. The units form n groups (heads), and each unit reads only the h
         of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
       proj_size: p; project h to this size, and return `ProjectedLSTMParams`. c keeps the size H.
+      activation: "tanh" or "relu", the function of the candidate and of c'.
 
     Raises:
-      ValueError: `init` is unknown; a size is not a positive whole number; the dtype is not
-        floating-point; an initializer is not a function, or does not return floating-point numbers
-        of the given shape; `layer_norm` is not a bool; `num_blocks` does not divide H; or
-        `proj_size` is combined with `layer_norm` or several blocks.
+      ValueError: `init` or `activation` is unknown; a size is not a positive whole number; the
+        dtype is not floating-point; an initializer is not a function, or does not return
+        floating-point numbers of the given shape; `layer_norm` is not a bool; `num_blocks` does
+        not divide H; `proj_size` is combined with `layer_norm` or several blocks; or `activation`
+        "relu" with `layer_norm` or `proj_size`.
     """
     check_flags(layer_norm=layer_norm)
+    check_activation(activation)
+    if activation != "tanh" and (layer_norm or proj_size is not None):
+        raise UserError(
+            f"with layer_norm or proj_size, activation must be 'tanh'; it is {shown(activation)}."
+        )
     options: dict[str, Any] = dict(
         init=init,
         kernel_init=kernel_init,
@@ -128,19 +148,21 @@ def init_lstm(
     options["num_blocks"] = num_blocks
     if layer_norm:
         return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
-    return LSTMParams(**lstm_weights(key, in_features, hidden_dim, dtype, **options))
+    weights = lstm_weights(key, in_features, hidden_dim, dtype, **options)
+    return LSTMParams(**weights, activation=activation)
 
 
-# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H).
+# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H). phi is the layer's activation;
+# the gradients are those of tanh.
 
 
-def _step(layout, U, carry, a):
+def _step(layout, U, carry, a, phi=jnp.tanh):
     (U,), (h, c) = U, carry
     Uh = layout.split(layout.times(U, h), 4)
     a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
-    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), jnp.tanh(a_g)
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), phi(a_g)
     c = f * c + i * g
-    return LSTMState(o * jnp.tanh(c), c), (layout.join(f, i, o), g)
+    return LSTMState(o * phi(c), c), (layout.join(f, i, o), g)
 
 
 def _step_gradient(layout, U, d_carry, before, after, saved):

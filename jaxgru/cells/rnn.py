@@ -11,13 +11,19 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, plus, register, sizes_of_gates, struct
+from jaxgru.cells.base import (
+    ACTIVATIONS,
+    Cell,
+    Hidden,
+    check_activation,
+    plus,
+    register,
+    sizes_of_gates,
+    struct,
+)
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
-from jaxgru.errors import shown
-
-ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 
 @register
@@ -90,10 +96,7 @@ def init_rnn(
         dtype is not floating-point; or an initializer is not a function, or does not return
         floating-point numbers of the given shape.
     """
-    if activation not in list(ACTIVATIONS):  # a list has no hash
-        raise ValueError(
-            f"activation is {shown(activation)}; it must be one of {', '.join(ACTIVATIONS)}."
-        )
+    check_activation(activation)
     W, U, b = initializers(
         in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
     )

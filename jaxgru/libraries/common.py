@@ -32,6 +32,8 @@ T = TypeVar("T")
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
 RELU = (jax.nn.relu,)
+PHI = TANH + RELU
+"""What a layer's `activation` can be, as functions of JAX."""
 
 # --- Weights
 
@@ -194,6 +196,12 @@ def found(layer: Any, known: Mapping[type, T], theirs: str) -> T:
     if type(layer) not in known:
         raise InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
     return known[type(layer)]
+
+
+def check_tanh(layer: Any, theirs: str) -> None:
+    """Raise InteropError if a layer has an activation that a library's layer lacks."""
+    if (activation := getattr(layer, "activation", "tanh")) != "tanh":
+        raise InteropError(f"the layer's activation is {activation}; {theirs} has tanh alone.")
 
 
 def check_options(what: str, module: Any, **known: Sequence[Any]) -> None:

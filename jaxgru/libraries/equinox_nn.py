@@ -145,11 +145,13 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.
 
     Raises:
-      InteropError: the layer is neither a GRU nor an LSTM, or a GRU's `reset_gate` is "before".
+      InteropError: the layer is neither a GRU nor an LSTM; a GRU's `reset_gate` is "before"; or the
+        `activation` is "relu".
     """
     cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
     make, order = common.found(layer, cells, has)
+    common.check_tanh(layer, f"an equinox.nn.{make.__name__}")
     (E, H), dtype = sizes(layer), layer.b.dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
     W, U, b = common.sides(layer, order)

@@ -70,8 +70,8 @@ class RNN(nn.RNN):
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
         Raises:
-          InteropError: the cell is of another class, has other functions than sigmoid and tanh (a
-            SimpleCell may have ReLU), or is residual; or an argument has another shape.
+          InteropError: the cell is of another class, has other functions than sigmoid, and tanh
+            or ReLU, or is residual; or an argument has another shape.
         """
         options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
         flax_rnn.check_cell(self.cell, CELLS)
@@ -226,7 +226,7 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
 
     A GRU's `reset_gate` is "after". Values are copied; those of z change sign. The layer's carry
-    is h, or (h, c) where the cell's is (c, h). The parameters do not tell a SimpleCell's
+    is h, or (h, c) where the cell's is (c, h). The parameters do not tell a cell's
     `activation_fn`: for ReLU, take `from_linen(params).replace(activation="relu")`.
 
     Args:
@@ -248,8 +248,8 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     """Return the parameters of a GRUCell, of either LSTM cell, or of a SimpleCell.
 
-    A GRU's second biases c are added to b. `from_linen` returns the other values bit for bit. A
-    SimpleCell for an RNN with ReLU needs `activation_fn=nn.relu`.
+    A GRU's second biases c are added to b. `from_linen` returns the other values bit for bit. The
+    cell of a layer with ReLU needs `activation_fn=nn.relu`.
 
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".

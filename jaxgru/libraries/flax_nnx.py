@@ -20,8 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
-from jaxgru.cells.base import AnyArray
-from jaxgru.cells.rnn import ACTIVATIONS
+from jaxgru.cells.base import ACTIVATIONS, AnyArray
 from jaxgru.errors import a_type
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
@@ -192,8 +191,8 @@ def from_nnx(cell: Any) -> CellParams:
     change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
 
     Raises:
-      InteropError: the cell is of another class, has other functions than sigmoid and tanh (a
-        SimpleCell may have ReLU), is residual, or has weights of other names or shapes.
+      InteropError: the cell is of another class, has other functions than sigmoid, and tanh or
+        ReLU, is residual, or has weights of other names or shapes.
     """
     hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
     flax_rnn.check_cell(cell, CELLS, hint)
@@ -225,10 +224,10 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
                 "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
             )
     (E, H), dtype = sizes(layer), layer.b.dtype
-    options: dict[str, Any] = dict(param_dtype=dtype)
+    phi = ACTIVATIONS[layer.activation]
+    options: dict[str, Any] = dict(param_dtype=dtype, activation_fn=phi)
     if isinstance(layer, RNNParams):
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'
-        options["activation_fn"] = ACTIVATIONS[layer.activation]
     cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
     nnx.update(cell, flax_rnn.to_parts(layer, CELLS[make]))
     return cell

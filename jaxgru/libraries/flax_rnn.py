@@ -25,7 +25,6 @@ from jaxgru.cells import (
     LSTMParams,
     LSTMState,
     ResetBeforeGRUParams,
-    RNNParams,
     sizes,
 )  # fmt: skip
 from jaxgru.cells.base import AnyArray
@@ -64,7 +63,7 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
 
     A stack has ("0", "LSTMParams", "W", "kernel") and so on. The last name is "kernel", "bias" or
     "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer,
-    the optional fields that it has and an RNN's ReLU are in the path, because Flax restores
+    the optional fields that it has and its ReLU are in the path, because Flax restores
     whatever names it looks for and ignores the others: a GRU's fields include those of a minGRU.
     """
     if hasattr(layers, "ndim"):
@@ -106,7 +105,7 @@ class Parts(NamedTuple):
 def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any], cell: Any = None) -> CellParams:
     """Return the layer with a cell's arrays, by names such as "hn.kernel".
 
-    cell: which tells an RNN's activation; None: it is tanh.
+    cell: which tells the activation; None: it is tanh.
     """
     cls, order, inputs, states, biased, inner = parts
     arrays = {name: as_array(name, array) for name, array in arrays.items()}
@@ -149,8 +148,7 @@ def check_cell(cell: Any, known: Mapping[type, Parts], hint: str = "") -> None:
         raise InteropError(
             f"the cell is {a_type(cell)}; it must be one of Flax's {names}, not a subclass{hint}."
         )
-    tanh = common.TANH + common.RELU * (known[type(cell)].cls is RNNParams)
-    options = dict(gate_fn=common.SIGMOID, activation_fn=tanh, residual=[False])
+    options = dict(gate_fn=common.SIGMOID, activation_fn=common.PHI, residual=[False])
     common.check_options(f"this {type(cell).__name__}", cell, **options)
 
 

@@ -12,8 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
@@ -31,9 +29,9 @@ except ModuleNotFoundError as error:
         "environment before anything imports Keras."
     ) from error
 
-TANH = (keras.activations.tanh, jnp.tanh)  # Keras's own rounds float64 to float32
-RELU = (keras.activations.relu, jax.nn.relu)
-SIGMOID = (keras.activations.sigmoid, jax.nn.sigmoid)
+TANH = (keras.activations.tanh, *common.TANH)  # Keras's own rounds float64 to float32
+RELU = (keras.activations.relu, *common.RELU)
+SIGMOID = (keras.activations.sigmoid, *common.SIGMOID)
 KINDS = (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN)
 
 
@@ -54,7 +52,7 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
 
     Raises:
       InteropError: the layer is of another class, has no weights yet, or has other activations than
-        tanh and sigmoid (a SimpleRNN may have ReLU); a Bidirectional merges other than by "concat"
+        tanh or ReLU and, for the gates, sigmoid; a Bidirectional merges other than by "concat"
         or reads backwards first; some layers of a Sequential have one direction and some two, or
         one goes backwards; or the weights are neither float32 nor, if JAX has 64 bits enabled,
         float64.
@@ -76,22 +74,21 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     name = type(layer).__name__
     if not layer.built:
         raise InteropError(f"the {name} has no weights yet; build it first.")
-    simple = isinstance(layer, keras.layers.SimpleRNN)
-    tanh = TANH + RELU if simple else TANH
-    common.check_options(f"this {name}", layer, activation=tanh, recurrent_activation=SIGMOID)
+    known = dict(activation=TANH + RELU, recurrent_activation=SIGMOID)
+    common.check_options(f"this {name}", layer, **known)
+    activation = "relu" if common.is_one_of(layer.activation, RELU) else "tanh"
     given = layer.get_weights() if weights is None else weights
     arrays = [as_array("a weight", w) for _, w in zip(layer.weights, given, strict=True)]
     for array in arrays:
         common.check_dtype("the weights", str(array.dtype))
     W, U, b = [*arrays, None][:3]
     if isinstance(layer, keras.layers.LSTM):
-        return common.layer_of(LSTMParams, "ifgo", W, U, b)
-    if simple:
-        activation = "relu" if common.is_one_of(layer.activation, RELU) else "tanh"
+        return common.layer_of(LSTMParams, "ifgo", W, U, b, activation=activation)
+    if isinstance(layer, keras.layers.SimpleRNN):
         return common.layer_of(RNNParams, "h", W, U, b, activation=activation)
     cls = GRUParams if layer.reset_after else ResetBeforeGRUParams
     b, c = b if layer.reset_after and b is not None else (b, None)
-    return common.layer_of(cls, "zrn", W, U, b, c)
+    return common.layer_of(cls, "zrn", W, U, b, c, activation=activation)
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
@@ -171,9 +168,7 @@ def _made(p: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
         W, U, b = W.T, U.T, np.stack(biases)
     else:
         W, U, b = common.sides(p, order)
-    if isinstance(p, RNNParams):
-        options = options | {"activation": p.activation}
-    made = make(H, dtype=dtype, **options)
+    made = make(H, dtype=dtype, activation=p.activation, **options)
     made.build((None, None, E))
     made.set_weights([np.asarray(w) for w in (W, U, b)])
     return made

@@ -46,6 +46,7 @@ from jaxgru.cells import (
     hidden,
     sizes,
 )  # fmt: skip
+from jaxgru.cells.base import ACTIVATIONS
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.errors import a_type, needs, shown
@@ -64,7 +65,6 @@ with needs("onnx"):
 ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
 
-_FUNCTIONS = {"gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"], "rnn": ["tanh"]}
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _MOVES = (
     "Cast", "Concat", "Dropout", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
@@ -185,8 +185,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: there is no recurrent node; a node has activations other than sigmoid and tanh
-        (an RNN may have ReLU), `clip`, `input_forget` or peepholes, which no layer has; its
+      InteropError: there is no recurrent node; a node has activations other than sigmoid, and
+        tanh or ReLU, `clip`, `input_forget` or peepholes, which no layer has; its
         weights are not constants, have wrong shapes, or are neither float32 nor, where JAX has 64
         bits enabled, float64.
       OSError: the file cannot be read.
@@ -278,6 +278,12 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
             raise InteropError(f"the two directions of layer {i} must be of one kind and size.")
 
 
+def _functions(cell: str, activation: str) -> list[str]:
+    """Return the functions of an operator, for one direction."""
+    of_cell = {"gru": ["sigmoid", activation], "lstm": ["sigmoid", activation, activation]}
+    return of_cell.get(cell, [activation])
+
+
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
     known_fields = {"W", "U", "b", "c", "cn", "activation"}  # any other changes the equations
@@ -317,9 +323,9 @@ def _add_recurrent(
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
-    relu = [getattr(p, "activation", "") == "relu" for p in layers]
-    if any(relu):
-        options["activations"] = ["Relu" if each else "Tanh" for each in relu]
+    if any(p.activation != "tanh" for p in layers):
+        names = [name for p in layers for name in _functions(cell, p.activation)]
+        options["activations"] = [name.capitalize() for name in names]
     if len(layers) == 2 or given.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
@@ -504,13 +510,13 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
     direction = given.get("direction", b"forward").decode()
     D = 2 if direction == "bidirectional" else 1
-    activations = [_FUNCTIONS[cell] * D]
-    if cell == "rnn":
-        activations = list(map(list, itertools.product(("tanh", "relu"), repeat=D)))
+    phi = list(itertools.product(ACTIVATIONS, repeat=D))
+    activations = [[name for each in of for name in _functions(cell, each)] for of in phi]
     names = [name.decode().lower() for name in given.get("activations", [])]
     given["activations"] = names = names or activations[0]
     options = SimpleNamespace(**given)
     common.check_options(at, options, activations=activations, clip=[None], input_forget=[0])
+    phi = phi[activations.index(names)]
     values = {
         what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
     }
@@ -526,9 +532,10 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
     cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
-    layers: list[Any] = [*(layer_of(cls, W[d], R[d], B[d]) for d in range(D)), None]
-    if cell == "rnn":
-        layers[:D] = (p.replace(activation=name) for p, name in zip(layers, names, strict=False))
+    layers: list[Any] = [
+        *(layer_of(cls, W[d], R[d], B[d]).replace(activation=phi[d]) for d in range(D)),
+        None,
+    ]
     return RecurrentNode(
         _name(node), direction, layers[0], layers[1], graph.below(inputs.get("X", ""))
     )

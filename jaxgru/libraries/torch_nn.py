@@ -24,6 +24,7 @@ from jaxgru.cells import (
     LSTMParams,
     ProjectedLSTMParams,
     RNNParams,
+    cell_of,
     sizes,
 )  # fmt: skip
 from jaxgru.errors import a_type, shown
@@ -94,8 +95,8 @@ def to_torch(
 
     Raises:
       InteropError: PyTorch is not installed, or has no such layer; there is no layer; a GRU's
-        `reset_gate` is "before"; the layers of an RNN differ in their activation; or the weights
-        are not known, as under `jit`.
+        `reset_gate` is "before", or the `activation` of a GRU or LSTM "relu"; the layers of an
+        RNN differ in their activation; or the weights are not known, as under `jit`.
       RuntimeError: a layer is of another kind or size than PyTorch's module, whose first is like
         ours.
       ValueError: a projection is not smaller than c.
@@ -227,6 +228,8 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
     weights = common.stacked(p, common.found(p, ORDERS, has))
+    if not isinstance(p, RNNParams):
+        common.check_tanh(p, f"a torch.nn.{cell_of(p).name.upper()}")
     if isinstance(p, ProjectedLSTMParams):
         return *weights, np.array(np.asarray(p.P).T, order="C")
     return weights

@@ -264,7 +264,10 @@ class TestScript:
         "options, says",
         [
             ("--configs astra_delta", "there is no config 'astra_delta'"),
-            ("--configs bengio_mlp", "bengio_mlp: only GRUs, LSTMs and RNNs are measured"),
+            (
+                "--configs bengio_mlp",
+                "bengio_mlp: only GRUs, LSTMs and RNNs with tanh are",
+            ),
             ("--only keras", "--only knows no 'keras'; it knows jaxgru, wavefront"),
             ("--what resting", "--what knows no 'resting'"),
             ("--precision tf32", "--precision tf32 needs a GPU; a CPU has float32 and"),

@@ -50,7 +50,12 @@ INIT = {
     ),
     "gru, mogrifier": lambda key, E, H: cells.init_mogrifier_gru(key, E, H, dtype=jnp.float64),
     "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
-    "rnn, relu": lambda key, E, H: cells.init_rnn(key, E, H, activation="relu", dtype=jnp.float64),
+    "gru, relu": lambda key, E, H: cells.init_gru(
+        key, E, H, activation="relu", reset_gate="before", dtype=jnp.float64
+    ),
+    "lstm, relu": lambda key, E, H: cells.init_lstm(
+        key, E, H, activation="relu", num_blocks=blocks_of(H), dtype=jnp.float64
+    ),
     "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
     "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
 }
@@ -59,10 +64,10 @@ KINDS = [
     "gru",
     "gru, norm",
     "lstm",
-    *slow("gru, blocks", "gru, mogrifier", "lstm, norm", "lstm, projected"),
+    *slow("gru, blocks", "gru, mogrifier", "lstm, norm", "lstm, projected", "lstm, relu"),
     "min_gru",
     "rnn",
-    "rnn, relu",
+    "gru, relu",
     "mlp",
 ]
 # T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none

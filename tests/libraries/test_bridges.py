@@ -155,10 +155,10 @@ def haiku_calls(kind, dtype, T, B, E, H):
     return applied(ours), applied(theirs), (params, x, state)
 
 
-SIMPLE = ("SimpleCell", "SimpleCell, relu")
+FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
 CALLS = {
-    **{(linen_calls, cell): nn for cell in ("GRUCell", "OptimizedLSTMCell", *SIMPLE)},
-    **{(nnx_calls, cell): nnx for cell in ("GRUCell", "OptimizedLSTMCell", *SIMPLE)},
+    **{(linen_calls, cell): nn for cell in ("GRUCell, relu", *FLAX[2:])},
+    **{(nnx_calls, cell): nnx for cell in ("GRUCell", "OptimizedLSTMCell, relu", "SimpleCell")},
     **{(equinox_calls, cell): eqx for cell in ("GRUCell", "LSTMCell")},
     **{(haiku_calls, cell): hk for cell in ("GRU", "LSTM")},
 }
@@ -257,19 +257,19 @@ nnx_lstm = partial(flax_nnx.to_nnx, lstm=nnx.LSTMCell)
 of_keras = lambda layer: layer.get_weights()
 of_nnx = lambda cell: nnx.split(cell)[1]
 itself = lambda params: params
-FLAX = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"]
 THERE_AND_BACK = [
     *((partial(nnx_cell, k), flax_nnx.from_nnx, nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx,
        of_nnx) for k in FLAX),
-    (partial(nnx_cell, "SimpleCell", activation_fn=jax.nn.relu), flax_nnx.from_nnx,
-     flax_nnx.to_nnx, of_nnx),
+    *((partial(nnx_cell, k, activation_fn=jax.nn.relu), flax_nnx.from_nnx, flax_nnx.to_nnx, of_nnx)
+      for k in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")),
     *((partial(linen_params, k), flax_linen.from_linen, flax_linen.to_linen, itself) for k in FLAX),
     *((partial(equinox_cell, k), equinox_nn.from_equinox, equinox_nn.to_equinox, itself)
       for k in ("GRUCell", "LSTMCell")),
     (partial(haiku_params, "GRU"), dm_haiku.from_haiku, dm_haiku.to_haiku, itself),
     *((partial(keras_layer, k, **options), keras_layers.from_keras, keras_layers.to_keras, of_keras)
       for k, options in (("GRU", {}), ("GRU", {"reset_after": False}), ("LSTM", {}),
-                         ("SimpleRNN", {}), ("SimpleRNN", {"activation": "relu"}))),
+                         ("SimpleRNN", {}), *((k, {"activation": "relu"})
+                                              for k in ("GRU", "LSTM", "SimpleRNN")))),
 ]  # fmt: skip
 
 

@@ -136,8 +136,8 @@ scanned = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
     "call, says",
     [
         (
-            lambda: drawn(RNN(nn.LSTMCell(6, activation_fn=nn.relu)), X),
-            "activation_fn=relu; it",
+            lambda: drawn(RNN(nn.LSTMCell(6, activation_fn=nn.elu)), X),
+            "activation_fn=elu; it",
         ),
         (
             scanned(H0, (X, DONES), cell=partial(nn.GRUCell, gate_fn=nn.hard_sigmoid)),

@@ -54,6 +54,7 @@ class TestOut:
             (["rnn, relu", "rnn"], 2, [8, 0, 3], 3, 8, 6),
             (["rnn", "rnn"], -1, [2, 5, 0], 3, 8, 33),
             (["gru after"], 1, [2, 5, 0], 3, 8, 6),
+            (["gru after, relu", "lstm, relu"], 1, None, 3, 8, 6),
             (["gru after, second bias", "lstm", "rnn"], 1, None, 3, 8, 6),
             pytest.param(["lstm"], -1, None, 1, 3, 6, marks=pytest.mark.slow),
         ],
@@ -333,7 +334,9 @@ class TestIn:
         [
             ("GRU", {"linear_before_reset": 0}),
             ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Tanh"]}),
+            ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}),
             ("LSTM", {"without": "B"}),
+            ("LSTM", {"activations": ["Sigmoid", "Relu", "Relu"]}),
             ("LSTM", {"H": 33}),
             ("RNN", {"H": 1, "E": 1}),
             ("RNN", {"activations": ["Relu"]}),
@@ -343,7 +346,9 @@ class TestIn:
         """Its weights compute in onnxruntime what they compute here."""
         two = direction == "bidirectional"
         if "activations" in options and two:
-            options = options | {"activations": 2 * options["activations"]}
+            names = options["activations"]  # and tanh in the other direction
+            names = names + [name.replace("Relu", "Tanh") for name in names]
+            options = options | {"activations": names}
         model = graph_of(op, direction, **options)
         (node,) = from_onnx(model)
         assert (node.name, node.direction, node.reads) == ("it", direction, ())

@@ -268,7 +268,7 @@ BAD_VALUES = {
     "training.batch_size": ["0", "-64", "64.0"],
     "training.gradient_accumulation": ["0", "1.5"],
     "training.shard_parameters": ["1", ""],
-    "model.activation": ["gelu", "relu"],  # of a GRU
+    "model.activation": ["gelu", ""],
     "model.initial_weights": ["normal", ""],
     "training.sequence_length": ["0"],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
@@ -338,7 +338,7 @@ class TestRefusals:
             ({"cell": "gru", "context_length": 1}, "context_length is 1, but this cell is gru"),
             ({"cell": "mlp"}, "context_length is 0; it must be at least 1.*this cell is mlp"),
             ({"cell": "projected_lstm"}, "proj_size is 0; it must be at least 1"),
-            ({"cell": "gru", "activation": "relu"}, "activation is relu, .*only for rnn"),
+            ({"cell": "min_gru", "activation": "relu"}, "is relu, .*only for gru, lstm, rnn"),
             ({"cell": "rnn", "num_blocks": 2}, "num_blocks is 2.*only for .*layer_norm_gru"),
         ],
     )  # fmt: skip

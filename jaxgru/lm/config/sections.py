@@ -68,7 +68,9 @@ class ModelConfig(Section):
         "after",
         "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
-    activation: Literal["tanh", "relu"] = recipe("tanh", "rnn: the function of a step")
+    activation: Literal["tanh", "relu"] = recipe(
+        "tanh", "gru, lstm, rnn: the function that is tanh by default"
+    )
     initial_weights: Literal["orthogonal", "pytorch"] = recipe(
         "orthogonal",
         "of cells with recurrent weights: orthogonal, as Flax's; or uniform, as torch.nn.Linear's "

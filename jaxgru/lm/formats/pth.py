@@ -151,19 +151,19 @@ def save_pth(
 
     Raises:
       InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with
-        LayerNorm or with the reset gate after the product, an LSTM without LayerNorm); the
-        parameters are not float32 or do not fit the config.
+        LayerNorm or with the reset gate after the product, an LSTM without LayerNorm, or one with
+        ReLU); the parameters are not float32 or do not fit the config.
       OSError: the file cannot be written.
     """
     where = f"{path} cannot be written"
-    of_class = operator.attrgetter("cell", "final_norm", "reset_gate")
+    of_class = operator.attrgetter("cell", "final_norm", "reset_gate", "activation")
     layout = next(
         (each for each in _LAYOUTS if of_class(each.config) == of_class(config.model)), None
     )
     if layout is None:
         raise InteropError(
             f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
-            "before the product, and LSTMs with LayerNorm."
+            "before the product, and LSTMs with LayerNorm, all with tanh."
         )
     like = _like(config.model, layout)
     leaves = flatten(like)

@@ -151,7 +151,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("model", [
         ModelConfig("rnn"), ModelConfig(final_norm=True, reset_gate="before"), ModelConfig(),
-        ModelConfig("lstm"),
+        ModelConfig("lstm"), ModelConfig(reset_gate="before", activation="relu"),
     ])  # fmt: skip
     def test_models_that_the_study_does_not_have(self, model, path):
         model = only_model(model, vocab_size=3, embedding_dim=2, hidden_dim=2)
