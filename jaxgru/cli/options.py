@@ -274,7 +274,7 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except UserError as error:
-        _end(str(error))
+        _end(_in_options(str(error)))
     except BrokenPipeError:  # the reader has gone, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
         code = 1
@@ -305,6 +305,14 @@ def _end_at_once(number: int, frame: Any) -> None:
         if sys.stderr.isatty():
             print("\x1b[?25h", end="", file=sys.stderr, flush=True)  # a status hides the cursor
     os._exit(130)
+
+
+def _in_options(sentence: str) -> str:
+    """Return a sentence that begins with an argument's name with the option in its place."""
+    name, *rest = sentence.split(" ", 1)
+    option = f"--{name.replace('_', '-')}"
+    given = name.isidentifier() and any(word.split("=")[0] == option for word in sys.argv)
+    return " ".join([option, *rest]) if given else sentence
 
 
 def _end(sentence: str) -> NoReturn:

@@ -98,8 +98,10 @@ def main() -> None:
     """Parse the arguments, load the model and print samples."""
     parser = make_parser()
     arguments = parser.parse_args()
-    if arguments.compare and (arguments.stateless or arguments.num_samples != 1):
-        parser.error("--compare shows one sample of each; leave out --stateless and --num-samples.")
+    if arguments.compare and arguments.stateless:
+        parser.error("--compare samples with the state kept and reset; leave out --stateless.")
+    if arguments.compare and arguments.num_samples != 1:
+        parser.error("--compare shows one sample of each; leave out --num-samples.")
     if arguments.prompts is not None and (arguments.prompt is not None or arguments.compare):
         parser.error("--prompts names the file of all prompts; leave out --prompt and --compare.")
     if arguments.output is not None:

@@ -84,8 +84,8 @@ def main() -> None:
     init = overrides.get("training.init")
     if (arguments.config is None and init is None) == (arguments.resume is None):
         parser.error(
-            "give either CONFIG, such as astra_alpha, or --init MODEL (to start a run) or --resume "
-            "RUN (to resume one)."
+            "give CONFIG, such as astra_alpha, or --init MODEL (to start a run), or --resume RUN "
+            "(to resume one), and no more of them."
         )
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")

@@ -88,7 +88,7 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("train", "leviathan --distributed.timeout 0",
          "--distributed.timeout is 0; it must be a whole number from 1 to 1000000000."),
         ("sample", "--num-samples 0",
-         "num_samples is 0; it must be a whole number from 1 to 4294967296."),
+         "--num-samples is 0; it must be a whole number from 1 to 4294967296."),
         ("sample", "--ngram 3 astra_beta", "argument MODEL: not allowed with argument --ngram"),
         ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
     ],

@@ -65,7 +65,10 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
         least, what = B * T + 1, f"{B} streams of sequences of {T}"
     if num_tokens < least:
         has = counted(num_tokens, "token")
-        raise UserError(f"{name} has {has}, but {what} need at least {least}.")
+        raise UserError(
+            f"{name} has {has}, but {what} need at least {least}; add text, or shorten the "
+            "sequences."
+        )
 
 
 def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:

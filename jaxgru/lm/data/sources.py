@@ -132,8 +132,8 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
         text, why = "", str(error)
     if why:
         raise CorpusError(
-            f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding or, of "
-            "a corpus, name its own (data.encoding, or --encoding of evaluate), choose other files "
-            "by a pattern, or train with data.tokenizer bytes."
+            f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding, name "
+            "its own (data.encoding or, of evaluate, --encoding), or train with data.tokenizer "
+            "bytes."
         )
     return text
