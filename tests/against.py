@@ -25,6 +25,7 @@ LAYERS = {
         key, E, H, second_bias=True, dtype=dtype
     ),
     "gru after, relu": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, activation="relu"),
+    "lstm, clip": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype, clip=0.5),
     "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
     "lstm, relu": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype, activation="relu"),
     "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),

@@ -48,12 +48,19 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 """What a layer's `activation` can name."""
 
 
-def check_activation(activation: Any) -> None:
-    """Raise ValueError unless it is one of ACTIVATIONS."""
+def check_functions(activation: Any, clip: Any) -> None:
+    """Raise ValueError unless they are one of ACTIVATIONS, and None or a positive number."""
     if activation not in list(ACTIVATIONS):  # a list has no hash
         raise ValueError(
             f"activation is {shown(activation)}; it must be one of {', '.join(ACTIVATIONS)}."
         )
+    if clip is not None and not (isinstance(clip, int | float) and 0 < clip < float("inf")):
+        raise ValueError(f"clip is {shown(clip)}; it must be None or a positive number.")
+
+
+def clipped(a: Array, clip: float | None) -> Array:
+    """Return a within ±clip; a itself if that is None."""
+    return a if clip is None else jnp.clip(a, -clip, clip)
 
 
 def is_whole(value: Any) -> bool:

@@ -17,8 +17,9 @@ from jaxgru.cells.base import (
     Hidden,
     Recurrence,
     StateWeights,
-    check_activation,
     check_flags,
+    check_functions,
+    clipped,
     plus,
     register,
     sizes_of_gates,
@@ -39,6 +40,7 @@ class _GRU(Cell):
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
     activation: str
+    clip: float | None
     name: ClassVar[str] = "gru"
     options: ClassVar[frozenset[str]] = frozenset(
         {"second_bias", "reset_gate", "num_blocks", "activation"}
@@ -69,13 +71,13 @@ class _GRU(Cell):
         raise NotImplementedError
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
-        return self.equations() if self.activation == "tanh" else None
+        return self.equations() if (self.activation, self.clip) == ("tanh", None) else None
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
         """Compute one step: h → h'."""
-        recurrence, U = self.equations()
-        phi = ACTIVATIONS[self.activation]
-        return recurrence.step(layout, layout.weights(U), h, layout.split(a, 3), phi)[0]
+        (recurrence, U), gates = self.equations(), layout.split(a, 3)
+        functions = ACTIVATIONS[self.activation], self.clip
+        return recurrence.step(layout, layout.weights(U), h, gates, *functions)[0]
 
 
 @register
@@ -95,7 +97,8 @@ class GRUParams(_GRU):
 
     U is (H, 3H), or (n, k, 3k): for each gate, the n blocks of a block-diagonal matrix. `c`, which
     PyTorch and the study have, is redundant in the equations, but AdamW updates it separately from
-    b. None acts as zeros. With the `activation` "relu", ReLU takes the place of tanh.
+    b. None acts as zeros. With the `activation` "relu", ReLU takes the place of tanh; with `clip`,
+    the arguments of σ and tanh are clipped to ±clip first, as in ONNX.
     """
 
     cn: Float[Array, "H"]  # the first leaf: Equinox reads leaves in order, and tells the GRUs by it
@@ -104,6 +107,7 @@ class GRUParams(_GRU):
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
     activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "after"
 
     def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
@@ -125,6 +129,7 @@ class ResetBeforeGRUParams(_GRU):
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None = None
     activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "before"
 
     def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
@@ -150,6 +155,7 @@ def init_gru(
     layer_norm: bool = False,
     num_blocks: int = 1,
     activation: str = "tanh",
+    clip: float | None = None,
 ) -> AnyGRU | LayerNormGRUParams:
     """Draw the initial parameters of a GRU layer.
 
@@ -172,16 +178,17 @@ def init_gru(
       num_blocks: n, a divisor of H. The units form n groups, and each unit reads only the h of its
         own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
       activation: "tanh" or "relu", the candidate's function.
+      clip: the arguments of σ and tanh are clipped to ±clip, as in ONNX; None: they are not.
 
     Raises:
-      ValueError: `init`, `activation` or `reset_gate` is unknown; a size is not a positive whole
-        number; the dtype is not floating-point; an initializer is not a function, or does not
-        return floating-point numbers of the given shape; a flag is not a bool; `num_blocks` does
-        not divide H; or `layer_norm` is combined with `second_bias`, with `reset_gate` "before" or
-        with `activation` "relu".
+      ValueError: `init`, `activation` or `reset_gate` is unknown; `clip` is neither None nor
+        positive; a size is not a positive whole number; the dtype is not floating-point; an
+        initializer is not a function, or does not return floating-point numbers of the given shape;
+        a flag is not a bool; `num_blocks` does not divide H; or `layer_norm` is combined with
+        `second_bias`, with `reset_gate` "before" or with `activation` "relu" or `clip`.
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
-    check_activation(activation)
+    check_functions(activation, clip)
     options: dict[str, Any] = dict(
         init=init,
         kernel_init=kernel_init,
@@ -190,10 +197,11 @@ def init_gru(
         num_blocks=num_blocks,
     )
     if layer_norm:
-        if second_bias or (reset_gate, activation) != ("after", "tanh"):
+        if second_bias or (reset_gate, activation, clip) != ("after", "tanh", None):
             raise UserError(
-                "with layer_norm, second_bias must be False, reset_gate 'after' and activation "
-                f"'tanh'; they are {second_bias}, {shown(reset_gate)} and {shown(activation)}."
+                "with layer_norm, second_bias must be False, reset_gate 'after', activation 'tanh' "
+                f"and clip None; they are {second_bias}, {shown(reset_gate)}, {shown(activation)} "
+                f"and {shown(clip)}."
             )
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     if reset_gate not in ("before", "after"):
@@ -202,21 +210,21 @@ def init_gru(
     if second_bias:
         weights["c"] = jnp.zeros(2 * hidden_dim, dtype)
     if reset_gate == "before":
-        return ResetBeforeGRUParams(**weights, activation=activation)
-    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, activation=activation)
+        return ResetBeforeGRUParams(**weights, activation=activation, clip=clip)
+    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, activation=activation, clip=clip)
 
 
-# phi is the layer's activation; the gradients are those of tanh.
+# phi is the layer's activation; the gradients are those of tanh without clip.
 
 
 # Reset gate before the product. Uzr (H, 2H), Un (H, H).
 
 
-def _before_step(layout, U, h, a, phi=jnp.tanh):
+def _before_step(layout, U, h, a, phi=jnp.tanh, clip=None):
     (Uzr, Un), (a_z, a_r, a_n) = U, a
     Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
-    z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
-    n = phi(a_n + layout.times(Un, r * h))
+    z, r = sigmoid(clipped(a_z + Uh_z, clip)), sigmoid(clipped(a_r + Uh_r, clip))
+    n = phi(clipped(a_n + layout.times(Un, r * h), clip))
     return (1 - z) * h + z * n, (layout.join(z, r), n)
 
 
@@ -242,12 +250,12 @@ RESET_BEFORE = Recurrence(3, _before_step, _before_step_gradient, _before_gradie
 # Reset gate after the product. U (H, 3H), m = h·Un + cn.
 
 
-def _after_step(layout, U, h, a, phi=jnp.tanh):
+def _after_step(layout, U, h, a, phi=jnp.tanh, clip=None):
     (U, cn), (a_z, a_r, a_n) = U, a
     Uh_z, Uh_r, Uh_n = layout.split(layout.times(U, h), 3)
-    z, r = sigmoid(a_z + Uh_z), sigmoid(a_r + Uh_r)
+    z, r = sigmoid(clipped(a_z + Uh_z, clip)), sigmoid(clipped(a_r + Uh_r, clip))
     m = Uh_n + cn
-    n = phi(a_n + r * m)
+    n = phi(clipped(a_n + r * m, clip))
     return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
 

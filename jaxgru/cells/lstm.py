@@ -17,8 +17,9 @@ from jaxgru.cells.base import (
     LSTMState,
     Recurrence,
     StateWeights,
-    check_activation,
     check_flags,
+    check_functions,
+    clipped,
     plus,
     register,
     sizes_of_gates,
@@ -48,13 +49,15 @@ class LSTMParams(AnyLSTM):
 
     U is (H, 4H), or (n, k, 4k): for each gate, the n blocks of a block-diagonal matrix. See
     Hochreiter & Schmidhuber 1997 (Neural Computation 9(8)) and, for the forget gate, Gers et al.
-    2000 (Neural Computation 12(10)). With the `activation` "relu", ReLU takes the place of tanh.
+    2000 (Neural Computation 12(10)). With the `activation` "relu", ReLU takes the place of tanh;
+    with `clip`, the arguments of the gates' σ and tanh are clipped to ±clip first, as in ONNX.
     """
 
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
     activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     name: ClassVar[str] = "lstm"
     options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "activation"})
 
@@ -73,12 +76,12 @@ class LSTMParams(AnyLSTM):
         return plus(dot(x, self.W), self.b)
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
-        return (RECURRENCE, (self.U,)) if self.activation == "tanh" else None
+        return (RECURRENCE, (self.U,)) if (self.activation, self.clip) == ("tanh", None) else None
 
     def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
         """Compute one step: (h, c) → (h', c')."""
         gates, phi = layout.split(a, 4), ACTIVATIONS[self.activation]
-        return _step(layout, layout.weights((self.U,)), carry, gates, phi)[0]
+        return _step(layout, layout.weights((self.U,)), carry, gates, phi, self.clip)[0]
 
 
 def init_lstm(
@@ -95,6 +98,7 @@ def init_lstm(
     num_blocks: int = 1,
     proj_size: int | None = None,
     activation: str = "tanh",
+    clip: float | None = None,
 ) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
     """Draw the initial parameters of an LSTM layer.
 
@@ -118,19 +122,22 @@ def init_lstm(
         of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
       proj_size: p; project h to this size, and return `ProjectedLSTMParams`. c keeps the size H.
       activation: "tanh" or "relu", the function of the candidate and of c'.
+      clip: the arguments of the gates' σ and tanh, not that of tanh(c'), are clipped to ±clip, as
+        in ONNX Runtime; None: they are not.
 
     Raises:
-      ValueError: `init` or `activation` is unknown; a size is not a positive whole number; the
-        dtype is not floating-point; an initializer is not a function, or does not return
-        floating-point numbers of the given shape; `layer_norm` is not a bool; `num_blocks` does
-        not divide H; `proj_size` is combined with `layer_norm` or several blocks; or `activation`
-        "relu" with `layer_norm` or `proj_size`.
+      ValueError: `init` or `activation` is unknown; `clip` is neither None nor positive; a size is
+        not a positive whole number; the dtype is not floating-point; an initializer is not a
+        function, or does not return floating-point numbers of the given shape; `layer_norm` is not
+        a bool; `num_blocks` does not divide H; `proj_size` is combined with `layer_norm` or several
+        blocks; or `activation` "relu" or `clip` with `layer_norm` or `proj_size`.
     """
     check_flags(layer_norm=layer_norm)
-    check_activation(activation)
-    if activation != "tanh" and (layer_norm or proj_size is not None):
+    check_functions(activation, clip)
+    if (activation, clip) != ("tanh", None) and (layer_norm or proj_size is not None):
         raise UserError(
-            f"with layer_norm or proj_size, activation must be 'tanh'; it is {shown(activation)}."
+            "with layer_norm or proj_size, activation must be 'tanh' and clip None; they are "
+            f"{shown(activation)} and {shown(clip)}."
         )
     options: dict[str, Any] = dict(
         init=init,
@@ -149,17 +156,17 @@ def init_lstm(
     if layer_norm:
         return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
     weights = lstm_weights(key, in_features, hidden_dim, dtype, **options)
-    return LSTMParams(**weights, activation=activation)
+    return LSTMParams(**weights, activation=activation, clip=clip)
 
 
 # --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H). phi is the layer's activation;
-# the gradients are those of tanh.
+# the gradients are those of tanh without clip.
 
 
-def _step(layout, U, carry, a, phi=jnp.tanh):
+def _step(layout, U, carry, a, phi=jnp.tanh, clip=None):
     (U,), (h, c) = U, carry
     Uh = layout.split(layout.times(U, h), 4)
-    a_f, a_i, a_o, a_g = map(jnp.add, a, Uh)
+    a_f, a_i, a_o, a_g = (clipped(x + y, clip) for x, y in zip(a, Uh, strict=True))
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), phi(a_g)
     c = f * c + i * g
     return LSTMState(o * phi(c), c), (layout.join(f, i, o), g)

@@ -15,7 +15,8 @@ from jaxgru.cells.base import (
     ACTIVATIONS,
     Cell,
     Hidden,
-    check_activation,
+    check_functions,
+    clipped,
     plus,
     register,
     sizes_of_gates,
@@ -34,13 +35,15 @@ class RNNParams(Cell):
         h' = tanh(x·W + h·U + b)
 
     See Elman 1990 (Cognitive Science 14(2)). With the `activation` "relu", ReLU takes the place of
-    tanh, as in `torch.nn.RNN(nonlinearity="relu")`; see Le et al. 2015 (arXiv 1504.00941).
+    tanh, as in `torch.nn.RNN(nonlinearity="relu")`; see Le et al. 2015 (arXiv 1504.00941). With
+    `clip`, its argument is clipped to ±clip first, as in ONNX.
     """
 
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
     activation: str = field(default="tanh", metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     name: ClassVar[str] = "rnn"
     options: ClassVar[frozenset[str]] = frozenset({"activation"})
     gates: ClassVar[str] = "h"
@@ -60,7 +63,7 @@ class RNNParams(Cell):
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B H"]) -> Hidden:
         """Compute one step: h → h'."""
-        return ACTIVATIONS[self.activation](a + layout.times(self.U, h))
+        return ACTIVATIONS[self.activation](clipped(a + layout.times(self.U, h), self.clip))
 
 
 def init_rnn(
@@ -70,6 +73,7 @@ def init_rnn(
     *,
     dtype: DTypeLike = jnp.float32,
     activation: str = "tanh",
+    clip: float | None = None,
     init: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
@@ -85,6 +89,7 @@ def init_rnn(
       hidden_dim: H, the size of the state.
       dtype: of the parameters, floating-point.
       activation: "tanh" or "relu".
+      clip: the argument of the activation is clipped to ±clip, as in ONNX; None: it is not.
       init: "orthogonal" or "pytorch"; see above.
       kernel_init: draws W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
@@ -92,13 +97,13 @@ def init_rnn(
       bias_init: draws b (H,) instead.
 
     Raises:
-      ValueError: `activation` or `init` is unknown; a size is not a positive whole number; the
-        dtype is not floating-point; or an initializer is not a function, or does not return
-        floating-point numbers of the given shape.
+      ValueError: `activation` or `init` is unknown; `clip` is neither None nor positive; a size is
+        not a positive whole number; the dtype is not floating-point; or an initializer is not a
+        function, or does not return floating-point numbers of the given shape.
     """
-    check_activation(activation)
+    check_functions(activation, clip)
     W, U, b = initializers(
         in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
     )
     k = jax.random.split(key, 3)
-    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]), activation=activation)
+    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]), activation=activation, clip=clip)

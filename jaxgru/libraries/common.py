@@ -192,9 +192,14 @@ def initial_carry(layers: Any, batch_size: Any) -> Any:
 
 
 def found(layer: Any, known: Mapping[type, T], theirs: str) -> T:
-    """Return what is known for the class of a layer, or raise: `theirs` is what a library has."""
+    """Return what is known for the class of a layer, or raise: `theirs` is what a library has.
+
+    Of these libraries, none clips within a layer.
+    """
     if type(layer) not in known:
         raise InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
+    if getattr(layer, "clip", None) is not None:
+        raise InteropError("a layer with clip cannot be converted, except to ONNX.")
     return known[type(layer)]
 
 

@@ -186,7 +186,7 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
 
     Raises:
       InteropError: there is no recurrent node; a node has activations other than sigmoid, and
-        tanh or ReLU, `clip`, `input_forget` or peepholes, which no layer has; its
+        tanh or ReLU, `input_forget` or peepholes, which no layer has; its
         weights are not constants, have wrong shapes, or are neither float32 nor, where JAX has 64
         bits enabled, float64.
       OSError: the file cannot be read.
@@ -274,8 +274,11 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
                 f"{a_type(p)} cannot be converted; a layer is what init_gru returns."
             )
     for i, (p, q) in enumerate(zip(ahead, back or (), strict=False)):
-        if (type(p), sizes(p)) != (type(q), sizes(q)):
-            raise InteropError(f"the two directions of layer {i} must be of one kind and size.")
+        of_both = lambda p: (type(p), sizes(p), getattr(p, "clip", None))
+        if of_both(p) != of_both(q):
+            raise InteropError(
+                f"the two directions of layer {i} must be of one kind, size and clip."
+            )
 
 
 def _functions(cell: str, activation: str) -> list[str]:
@@ -286,7 +289,7 @@ def _functions(cell: str, activation: str) -> list[str]:
 
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
-    known_fields = {"W", "U", "b", "c", "cn", "activation"}  # any other changes the equations
+    known_fields = {"W", "U", "b", "c", "cn", "activation", "clip"}  # others: another cell
     plain = {*vars(p)} <= known_fields
     known = type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams)
     return known and plain and p.U.ndim == 2
@@ -321,6 +324,7 @@ def _add_recurrent(
         parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
         states.append(parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=0))
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
+    options |= {} if p.clip is None else {"clip": float(p.clip)}
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
     if any(p.activation != "tanh" for p in layers):
@@ -515,8 +519,10 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     names = [name.decode().lower() for name in given.get("activations", [])]
     given["activations"] = names = names or activations[0]
     options = SimpleNamespace(**given)
-    common.check_options(at, options, activations=activations, clip=[None], input_forget=[0])
-    phi = phi[activations.index(names)]
+    common.check_options(at, options, activations=activations, input_forget=[0])
+    phi, clip = phi[activations.index(names)], given.get("clip")
+    if not (clip is None or clip > 0):
+        raise InteropError(f"{at} has clip={clip}; it must be above 0.")
     values = {
         what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
     }
@@ -533,7 +539,7 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
     cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
     layers: list[Any] = [
-        *(layer_of(cls, W[d], R[d], B[d]).replace(activation=phi[d]) for d in range(D)),
+        *(layer_of(cls, W[d], R[d], B[d]).replace(activation=phi[d], clip=clip) for d in range(D)),
         None,
     ]
     return RecurrentNode(

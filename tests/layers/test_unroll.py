@@ -768,16 +768,20 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "is 'gelu'; it must be one of ta",
         ),
         (
+            lambda x: jaxgru.init_rnn(KEY, 3, 4, clip=0),
+            "clip is 0; it must be None or a positive number",
+        ),
+        (
             lambda x: jaxgru.init_lstm(KEY, 3, 4, activation=[]),
             "activation is []; it must be one of tanh, relu",
         ),
         (
             lambda x: jaxgru.init_gru(KEY, 3, 4, layer_norm=True, activation="relu"),
-            "activation 'tanh'; they are False, 'after' and 'relu'",
+            "they are False, 'after', 'relu' and None",
         ),
         (
             lambda x: jaxgru.init_lstm(KEY, 3, 4, proj_size=2, activation="relu"),
-            "with layer_norm or proj_size, activation must be 'tanh'; it is 'relu'",
+            "'tanh' and clip None; they are 'relu' and None",
         ),
         (lambda x: jaxgru.init_rnn(KEY, 3, True), "hidden_dim is True; it must be a whole number"),
         (lambda x: jaxgru.init_gru(KEY, 0, 4), "in_features is 0; it must be a whole number"),

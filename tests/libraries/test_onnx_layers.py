@@ -118,7 +118,11 @@ class TestOut:
             ([], {}, "there is no layer"),
             ([{}], {}, "a dict cannot be converted; a layer is what init_gru returns"),
             ([GRU, GRU], {}, "has 6 features per step; layer 1 takes 4"),
-            ([[GRU], [layer("rnn")]], {}, "directions of layer 0 must be of one kind and size"),
+            (
+                [[GRU], [layer("rnn")]],
+                {},
+                "directions of layer 0 must be of one kind, size and clip",
+            ),
             ([GRU], {"backward": [GRU, GRU]}, "there are 1 forward and 2 backward layers"),
             ([GRU, GRU6], {"backward": [GRU, GRU6]}, "has 12 features per step; layer 1 takes 6"),
             (GRU, {"backward": GRU, "reverse": True}, "in both directions already"),
@@ -173,9 +177,9 @@ CELLS = {
     },
 }
 PLAIN = {
-    "Add", "Concat", "Div", "Identity", "MatMul", "Max", "Mul", "Not", "Reciprocal", "ReduceSum",
-    "Reshape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Unsqueeze",
-    "Where",
+    "Add", "Concat", "Div", "Identity", "MatMul", "Max", "Min", "Mul", "Not", "Reciprocal",
+    "ReduceSum", "Reshape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose",
+    "Unsqueeze", "Where",
 }  # fmt: skip
 
 
@@ -340,6 +344,10 @@ class TestIn:
             ("LSTM", {"H": 33}),
             ("RNN", {"H": 1, "E": 1}),
             ("RNN", {"activations": ["Relu"]}),
+            ("GRU", {"linear_before_reset": 0, "clip": 0.25}),
+            ("GRU", {"linear_before_reset": 1, "clip": 0.25}),
+            ("LSTM", {"clip": 0.25}),
+            ("RNN", {"clip": 0.25}),
         ],
     )
     def test_any_node(self, op, options, direction):
@@ -427,7 +435,7 @@ class TestIn:
         [
             (lambda: graph_of("GRU", activations=["HardSigmoid", "Tanh"]),
              r"'it' has activations=\['hardsigmoid', 'tanh'\]; it must be \['sigmoid', 'tanh'\]"),
-            (lambda: graph_of("LSTM", clip=3.0), "the LSTM 'it' has clip=3.0; it must be None"),
+            (lambda: graph_of("LSTM", clip=-1.0), "the LSTM 'it' has clip=-1.0; it must be ab"),
             (lambda: graph_of("LSTM", input_forget=1), "has input_forget=1; it must be 0"),
             (lambda: graph_of("LSTM", more={"P": (1, 9)}), r"has peepholes \(P\)"),
             (lambda: graph_of("GRU", without="W"), "W comes from 'W', an input of the graph"),

@@ -296,6 +296,7 @@ EXTRA = torch.nn.Parameter(ones(3))
         ),
         (lambda: from_torch(GATES, cell="rnn_relu"), "is not that of cell='rnn_relu': weight_ih"),
         (lambda: to_torch([layer("rnn"), layer("rnn, relu", 6)]), "has one for all"),
+        (lambda: to_torch(layer("lstm, clip")), "a layer with clip cannot be converted, except"),
         (lambda: to_torch(layer("gru after, relu")), "is relu; a torch.nn.GRU has tanh alone"),
         (lambda: from_torch(torch.nn.Linear(2, 3)), "a Linear cannot be converted"),
         (lambda: from_torch(LARGER), r"pass the prefix .*: its recurrent modules are 1, 2\.$"),
