@@ -49,7 +49,7 @@ def style() -> Iterator[None]:
         "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
         "font.monospace": ["DejaVu Sans Mono"], "axes.titlesize": 13, "axes.titleweight": "bold",
         "axes.titlelocation": "left", "axes.titlepad": 10, "text.color": INK,
-        "axes.edgecolor": GREY,
+        "axes.edgecolor": GREY, "axes.grid.axis": "y",
         "axes.labelcolor": GREY, "axes.titlecolor": INK, "xtick.color": GREY, "ytick.color": GREY,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
         "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.8,

@@ -65,8 +65,9 @@ def plot_memory(
                ha="right", va="top")  # fmt: skip
         head(axes, "What a reset costs", "loss in nats per character; lower is better")
         axes.set_xscale("log", base=2)
-        axes.set_xticks([*ticks[::2], never], [*map(str, ticks[::2]), "never"])
+        axes.set_xticks([*ticks[::2], never], [*(f"{k:,}" for k in ticks[::2]), "never"])
         axes.minorticks_off()
+        axes.margins(y=0.12)  # room for the label of the lowest curve
         axes.set_xlabel("the state is reset every … characters")
 
 
@@ -88,6 +89,14 @@ def in_quarter_octaves(values: Sequence[float]) -> list[tuple[int, int, float]]:
     ]
 
 
+def where_below(curve: Sequence[tuple[float, float]], level: float) -> float:
+    """Return where a curve between points, on logarithmic axes, falls below a level for good."""
+    (left, above), (right, below) = [
+        ends for ends in itertools.pairwise(curve) if ends[0][1] >= level
+    ][-1]
+    return left * (right / left) ** (math.log(above / level) / math.log(above / below))
+
+
 def plot_recovery(
     path: Path, curves: Mapping[str, tuple[Sequence[float], int | str]], filled: float
 ) -> None:
@@ -100,22 +109,19 @@ def plot_recovery(
     low, high = filled / 3, 2.0
     with svg(path, 3.7) as figure:
         axes = figure.subplots()
-        axes.grid(axis="x", visible=False)
         axes.axhspan(low, filled, color=BAND, lw=0, zorder=0)
         for name, (excess, last) in curves.items():
-            means = [*itertools.takewhile(lambda group: group[2] > 0, in_quarter_octaves(excess))]
-            places = [math.sqrt(first * end) for first, end, _ in means]
-            excess_means = [mean for *_, mean in means]
-            axes.plot(places, excess_means, color=color_of(name), label=called(name))
-            for place, (_, end, mean) in zip(places, means, strict=True):
-                if end == last:
-                    axes.plot(place, mean, marker="o", ms=6, color=color_of(name))
-                    beside(axes, f"{last}", (place, mean), color_of(name), weight="bold", size=13,
-                           xytext=(6, 5))  # fmt: skip
+            means = itertools.takewhile(lambda group: group[2] > 0, in_quarter_octaves(excess))
+            curve = [(math.sqrt(first * end), mean) for first, end, mean in means]
+            axes.plot(*zip(*curve, strict=True), color=color_of(name), label=called(name))
+            entry = where_below(curve, filled), filled
+            axes.plot(*entry, marker="o", ms=6, color=color_of(name))
+            beside(axes, f"after {last}", entry, color_of(name), weight="bold", size=13,
+                   xytext=(6, 8))  # fmt: skip
         axes.legend(loc="upper right")
-        axes.annotate(f"below {filled}", (1, low), (-4, 5), ha="right", color=GREY,
+        axes.annotate(f"within {filled}", (1, low), (-4, 5), ha="right", color=GREY,
                       xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
-        head(axes, "A reset state fills again", "extra loss after a reset, in nats")
+        head(axes, "A reset state fills again", "extra nats per character after a reset")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         ticks = [2**i for i in range(7)]
@@ -131,8 +137,9 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
     Args:
       runs: by config, the epochs of each seed.
     """
-    with svg(path, 1.95 * math.ceil(len(runs) / 2) + 0.8) as figure:
-        grid = [*figure.subplots(math.ceil(len(runs) / 2), 2, squeeze=False).flat]
+    rows = math.ceil(len(runs) / 2)
+    with svg(path, 2.1 * rows + 0.9) as figure:
+        grid = [*figure.subplots(rows, 2, squeeze=False).flat]
         for axes in grid[len(runs) :]:
             axes.set_visible(False)
         for axes, (name, seeds) in zip(grid, runs.items(), strict=False):
@@ -150,19 +157,21 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
                 for losses in theirs:
                     axes.plot(range(1, len(losses) + 1), losses, color=color, marker="x", ms=4,
                               lw=0, label=f"{what}, published")  # fmt: skip
-            axes.grid(axis="x", visible=False)
+            axes.set_xlabel("epoch")
             axes.locator_params(nbins=4)
             axes.locator_params(axis="x", integer=True)
         found = dict(zip(*reversed(grid[0].get_legend_handles_labels()), strict=True))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
+        figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=2,
+                      title="loss in nats per token", alignment="left",
+                      title_fontproperties={"size": 10.5}).get_title().set_color(GREY)  # fmt: skip
 
 
 RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)
 SIDES = {
     "astra_alpha": (-6, 5), "astra_alpha, hidden_dim 64": (6, -3),
-    "astra_alpha, num_layers 2": BELOW, "astra_beta": (-4, 5), "best_gru": ABOVE,
+    "astra_alpha, num_layers 2": (1, -6), "astra_beta": (-4, 5), "best_gru": ABOVE,
     "scribe_alpha": LEFT, "scribe_beta": ABOVE, "scribe_gamma": BELOW, "leviathan": BELOW,
-    "elman_alpha": LEFT, "bengio_mlp": (4, -12),
+    "elman_alpha": LEFT,
 }  # fmt: skip
 """Where a point is labelled, in points from it, if not on its right: so that no two labels meet."""
 
@@ -179,18 +188,14 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> Non
             color, face = color_of(name), "none" if "," in name else color_of(name)
             axes.plot(parameters, cost, marker="o", ms=6, color=color, mfc=face)
             x, y = SIDES.get(name, RIGHT)
-            beside(axes, label_of(name), (parameters, cost), color, xytext=(x, y), size=9,
+            beside(axes, label_of(name), (parameters, cost), color, xytext=(x, y), size=9.5,
                    ha="right" if x < 0 else "left" if x else "center",
                    va="bottom" if y > 3 else "top" if y < 0 else "center")  # fmt: skip
-        head(
-            axes,
-            "What a reset costs, by size",
-            "nats per character, with a reset before every token",
-        )
+        head(axes, "What a reset before every token costs", "extra nats per character")
         axes.set_xscale("log")
         axes.set_xticks([10**k for k in range(4, 8)], ["10k", "100k", "1M", "10M"])
         axes.minorticks_off()
-        axes.margins(0.18, 0.1)
+        axes.margins(0.2, 0.1)
         axes.set(xlabel="parameters", ylim=(0, 1.15 * max(cost for _, cost in points.values())))
 
 
