@@ -75,7 +75,7 @@ def losses_figure(
             label = None if i else f"{name}, published"
             axes.plot(range(1, len(losses) + 1), losses, f"{color}x:", lw=1, ms=5, label=label)
     axes.set(title=title, xlabel="epoch", ylabel="loss in nats per token")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2)
     return figure

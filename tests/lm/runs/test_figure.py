@@ -27,3 +27,8 @@ def test_the_losses_of_a_run_beside_the_published_ones():
 
 def test_a_run_that_nothing_was_published_of():
     assert list(drawn([2.0], [3.0], {})) == ["training", "validation"]
+
+
+def test_epochs_are_whole_from_the_first_on():
+    (axes,) = losses_figure("a run", [2.0], [3.0], {}).axes
+    assert all(place == round(place) for place in axes.get_xticks())
