@@ -90,6 +90,6 @@ def _init(cls: griffe.Class) -> griffe.Function:
         if isinstance(default, griffe.ExprCall):  # field(default=…)
             named = {getattr(a, "name", ""): getattr(a, "value", "") for a in default.arguments}
             default = named.get("default", named.get("default_factory"))
-        if field.annotation is not None and "property" not in field.labels:
+        if field.annotation is not None and "instance-attribute" in field.labels:  # no ClassVar
             parameters.append(parameter(name, annotation=field.annotation, default=default))
     return griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls)
