@@ -16,8 +16,8 @@ episodes of 240 steps, and the script prints how often they are right, by the ti
 was shown.
 
 An agent that learned with stored states is right throughout. One that started each piece from zeros
-forgets, because it hardly learned to remember for longer than a piece. On this task, the burn-in
-adds nothing to the stored state.
+forgets slowly; a burn-in from zeros makes it worse. On this task, the burn-in adds nothing to the
+stored state.
 
 The stored state, the burn-in and double Q-learning with a target network are those of R2D2. Its
 other parts are left out: many machines, priorities, n-step targets, and rescaled values.
