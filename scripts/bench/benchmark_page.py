@@ -122,13 +122,13 @@ def side_by_side(records: Iterable[ContestantTime]) -> str:
 
 
 def tables(data: Benchmarks) -> dict[str, str]:
-    """Return the page's tables: times, who took part, and when and where."""
+    """Return the page's tables: times, what the columns are, and when and where."""
     made = {
         name: side_by_side(newest(data, kinds, precision))
         for name, (kinds, precision) in TABLES.items()
     }
     took_part = (
-        f"- **{name}**: {entry.text}" for name, entry in CONTESTANTS.items() if entry.split
+        f"- **{entry.label}**: {entry.text}" for entry in CONTESTANTS.values() if entry.label
     )
     made["contestants"] = "\n".join(took_part)
     made["runs"] = "\n".join(_run(name, run) for name, run in data.runs.items())

@@ -348,34 +348,34 @@ TORCH = "torch", "torchref"
 
 CONTESTANTS = {
     "jaxgru": Entry(
-        "this library: `train_step`, `apply` and `generate`", KINDS,
+        "`train_step`, `apply` and `generate`", KINDS,
         _jaxgru, partial(_layer, make=layers.jaxgru_layer), ALL_CELLS, ppo="jaxgru",
         label="jaxgru"),
     "wavefront": Entry(
-        'this library, layers in parallel, for GPUs (`training.implementation = "wavefront"`)',
+        'jaxgru with `training.implementation = "wavefront"`: its layers in parallel, for GPUs',
         ("training", "forward"), _wavefront, label="wavefront"),
     "autodiff": Entry(
-        'this library with `training.implementation = "autodiff"`: the cell in a `lax.scan`, '
-        "differentiated by JAX (not measured for sampling, which takes one step at a time)",
+        'jaxgru with `training.implementation = "autodiff"`: its cell in a `lax.scan`, which JAX '
+        "differentiates (not measured for writing, which takes one step at a time)",
         ("training", "forward", "layer"), partial(_jaxgru, implementation="autodiff"),
         partial(_layer, make=partial(layers.jaxgru_layer, implementation="autodiff")), ALL_CELLS,
         label="lax.scan"),
     "nnx": Entry(
-        "Flax: `nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
+        "`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "applies the reset gate after the product, which is cheaper",
         (*MODEL, "layer"), partial(_jax, make_model=_nnx_model),
         partial(_layer, make=layers.nnx_layer), needs=("flax.nnx",),
         package="flax", label="Flax NNX"),
     "linen": Entry(
-        "Flax: `linen.RNN`; where states are reset, its cell under `nn.scan`", ("layer", "ppo"),
+        "`linen.RNN`; where states are reset, its cell under `nn.scan`", ("layer", "ppo"),
         layer=partial(_layer, make=layers.linen_layer), ppo="flax", needs=("flax.linen",),
         package="flax", label="Flax Linen"),
     "equinox": Entry(
-        "Equinox: `eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`", ("layer",),
+        "`eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`", ("layer",),
         layer=partial(_layer, make=layers.equinox_layer), needs=("equinox",),
         package="equinox", label="Equinox"),
     "haiku": Entry(
-        "dm-haiku: `hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+        "`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
         (*MODEL, "layer"), partial(_jax, make_model=_haiku_model),
         partial(_layer, make=layers.haiku_layer), ("gru", "lstm"), needs=("haiku",),
         package="dm-haiku", label="dm-haiku"),
@@ -383,7 +383,7 @@ CONTESTANTS = {
                       MODEL, partial(_torch, library="torchref"), needs=TORCH, package="torch"),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
-        "dropout: other equations, but the same amount of work",
+        "dropout; its GRU applies the reset gate after the product",
         (*MODEL, "layer"), partial(_torch, library="torch.nn"),
         partial(_torch, library="torch.nn"), resets=False, needs=TORCH,
         package="torch", label="torch.nn"),
