@@ -106,16 +106,11 @@ export function App() {
       <main>
         <h1>Why does my RNN write gibberish?</h1>
         <p>
-          Often because something resets its state. An RNN, a recurrent neural network, reads one character at a time
-          and keeps what it remembers in its state, a list of numbers. To reset it means to set them all to zero. Here
-          one model, a GRU (gated recurrent unit, a kind of RNN), writes twice with the same random numbers. On the left,
-          it keeps its state. On the right, the state is reset as often as the slider says. Move it while they write.
-        </p>
-        <p class="small">
-          Other causes: a temperature that is too high, characters numbered differently than in training, too little
-          training. To check your own network, print its state before each step. After the first step, it must be
-          neither <code>None</code> nor all zeros. If there is no state to print, as in <code>y, _ = gru(x)</code>, it
-          is reset.
+          An RNN, a recurrent neural network, reads one character at a time and keeps what it remembers in its state, a
+          list of numbers. To reset it means to set them all to zero. Here one model, a GRU (gated recurrent unit, a kind
+          of RNN), writes twice with the same random numbers. On the left, it keeps its state. On the right, the state is
+          reset as often as the slider says. Move it while they write, or take the tour of five questions. Below the texts
+          are the code and a check for your own network.
         </p>
         <nav aria-label="Panels">
           <button id="take-the-tour" type="button" class="primary" onClick={() => ask(1)}>Take the tour</button>

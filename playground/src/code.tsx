@@ -81,6 +81,12 @@ export function Code() {
           </div>
         </div>
       ))}
+      <p>
+        To check your own network, print its state before each step. After the first step, it must be
+        neither <code>None</code> nor all zeros. If there is no state to print, as in <code>y, _ = gru(x)</code>, it is
+        reset. Other causes of gibberish are a temperature that is too high, characters numbered differently than in
+        training, and too little training.
+      </p>
     </>
   );
 }

@@ -35,9 +35,9 @@ Lie there, my art. Wipe thou thine eyes; have comfort.
 /** Views, as in a URL after "#", and what they show. */
 export const LINKS: [string, string][] = [
   ["tour=1", "The guided tour: five questions to predict"],
-  ["written=300", "The left writer keeps its state; the right one’s is reset before every character, and it babbles"],
-  ["every=8&written=300", "On the right, it is reset every 8 characters: words, but no sentences"],
-  ["every=1,150:never&written=350", "On the right, it is kept after 150 characters of babble: see how soon English comes back"],
-  ["panel=surprise&every=32", "What each character of a text costs with the state, on the left, and without; and the memory curve"],
+  ["written=300", "Two texts of 300 characters: on the right, the state is reset before every character"],
+  ["every=8&written=300", "The same with a reset every 8 characters: what changes?"],
+  ["every=1,150:never&written=350", "A reset before every character, and none after 150: what changes there?"],
+  ["panel=surprise&every=32", "What each character of a text costs, and what a reset every 32 characters adds to it"],
   ["panel=inside", "One number of the state over a text, and one step of the cell"],
 ];

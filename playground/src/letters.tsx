@@ -17,9 +17,9 @@ interface Props {
   description: string;
 }
 
-/** Pixels around the text. A text that is longer than so many lines scrolls. */
+/** Pixels around the text, and pixels from which on it scrolls: what is said of it is in sight below. */
 const MARGIN = 12;
-const LINES = 14;
+const MOST = 240;
 
 /** Pixels of a line. */
 const lineHeight = () => (projector.value ? 40 : 24);
@@ -149,7 +149,7 @@ export function Letters({ label, characters, tints, panel, description }: Props)
     <div
       ref={box}
       class={`letters ${panel}`}
-      style={{ height: `${Math.min(starts.length, LINES) * LINE + 2 * MARGIN + 2}px` }}
+      style={{ height: `${Math.min(starts.length * LINE, MOST) + 2 * MARGIN + 2}px` }}
       role="slider"
       tabIndex={0}
       aria-label={label}

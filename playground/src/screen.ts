@@ -42,6 +42,7 @@ effect(() => {
 
 /** Watch the panels, once they are there. */
 export function watchScreen(): void {
+  const looked = new URLSearchParams(location.hash.slice(1)).has("at"); // a link to a character, whose bets are below it
   const close = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) near[target.id as Panel].value = isIntersecting;
@@ -59,15 +60,15 @@ export function watchScreen(): void {
   for (const section of sections) close.observe(section);
   const follow = () => sections.forEach((section) => middle.observe(section));
   if (panel.value === "writers") follow();
-  else hold(document.getElementById(panel.value)!, follow);
+  else hold(document.getElementById(panel.value)!, looked, follow);
 }
 
-/** Keep an element in view while the page grows, until the reader scrolls. */
-function hold(element: HTMLElement, released: () => void): void {
+/** Keep a panel in view while the page grows, or its columns, until the reader scrolls. */
+function hold(panel: HTMLElement, columns: boolean, released: () => void): void {
   const root = document.documentElement;
   let top = -1; // where the element was brought into view
   const growth = new ResizeObserver(() => {
-    element.scrollIntoView({ behavior: "instant" });
+    ((columns && panel.querySelector(".pair")) || panel).scrollIntoView({ behavior: "instant" });
     top = scrollY;
   });
   const scrolled = () => {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { AxeBuilder } from "@axe-core/playwright";
-import { ALONE, analysed, figures, launch, move, NARROW, open, openOptions, openPreview, panel, previewed, readout, serve, show, texts, until } from "./browser.mjs";
+import { ALONE, analysed, figures, launch, move, NARROW, open, openOptions, openPreview, panel, previewed, readout, serve, show, texts, until, WIDE } from "./browser.mjs";
 
 let server, browser, page;
 const report = {};
@@ -369,7 +369,7 @@ test("the state is copied, and pasted back", async (t) => {
 
 test("Back returns to the panel before", async () => {
   const link = (name) => page.getByRole("navigation").getByRole("link", { name });
-  const at = (name) => until(page, (name) => Math.abs(document.querySelector(`#${name}`).getBoundingClientRect().top - 128) < 9, name);
+  const at = (name) => until(page, (name) => Math.abs(document.querySelector(`#${name}`).getBoundingClientRect().top - 64) < 9, name);
   await page.emulateMedia({ reducedMotion: "reduce" }); // it jumps
   await link("Surprise").click();
   await at("surprise");
@@ -552,6 +552,20 @@ test("the tour's fourth answer is of the reader's text", async () => {
   const [, never, one] = /(\d+\.\d\d) nats if it is never reset, and (\d+\.\d\d) with/.exec(await tour.textContent());
   assert(+never > +one);
   assert.equal((await figures(page, "surprise"))[0].toFixed(2), never);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+for (const [size, [hash, viewport]] of Object.entries({ "a laptop": ["", WIDE], "a telephone": ["", NARROW], "a projector": ["&projector", { width: 1280, height: 800 }] }))
+test(`on ${size}, a link to a character shows its bets`, async () => {
+  const [link] = /panel=surprise&amp;every=1&amp;at=\d+/.exec(readFileSync(new URL("../../docs/guide/teaching.md", import.meta.url), "utf8"));
+  const page = await open(browser, server.address, link.replaceAll("&amp;", "&") + hash, { viewport });
+  await until(page, () => {
+    const boxes = [...document.querySelectorAll("#surprise :is(.letters, .bars)")].map((each) => each.getBoundingClientRect());
+    const bar = document.querySelector(".bar").getBoundingClientRect();
+    return boxes.length === 4 && boxes.every(({ top, bottom }) => top >= bar.bottom && bottom <= innerHeight);
+  });
+  assert.equal(await panel(page, "surprise").locator(".bars:first-of-type .came .glyph").first().textContent(), "n");
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });
