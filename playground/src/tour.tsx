@@ -4,6 +4,7 @@ import { effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
+import { loaded } from "./models";
 import { running, setEvery, stopAfter, writeAnew, writeOn } from "./panels/writers";
 import { every, schedule, tour, written, WRITTEN_LIMIT, type Reset } from "./view";
 
@@ -20,8 +21,9 @@ interface Question {
   why(): string;
   /** Whether it is so of the reader's text, too. */
   holds?(): boolean;
-  /** What the page shows when the question is asked. */
+  /** What the page shows when the question is asked, and when it is answered. */
   before(): void;
+  look?(): void;
 }
 
 /** Characters after which a text shows what it is like. */
@@ -36,7 +38,7 @@ const BABBLE = 150;
 /** Whether the right one babbled for so long, and has room to show what it writes then. */
 function babbled(): boolean {
   const [[, first], moved] = schedule.value;
-  const until = moved?.[0] ?? written.value;
+  const until = Math.min(moved?.[0] ?? Infinity, written.value); // a move may be to come
   return first === 1 && until >= BABBLE && until <= WRITTEN_LIMIT - ENOUGH;
 }
 
@@ -44,10 +46,11 @@ const codeInView = signal(false);
 
 const showCode = () => document.getElementById("code")!.scrollIntoView();
 
-/** Scroll the right one's text back, if need be, to where the slider was moved. */
+/** Scroll the right one's text back, if need be, to where the slider was moved: the whole line, and its name. */
 function showMark(): void {
   const mark = document.querySelector("#writers mark:last-of-type");
-  if (mark) mark.parentElement!.scrollTop += Math.min(0, mark.getBoundingClientRect().top - mark.parentElement!.getBoundingClientRect().top);
+  const [top, field] = [mark?.getBoundingClientRect().top ?? 0, mark?.parentElement];
+  if (field) field.scrollTop += Math.min(0, top - field.getBoundingClientRect().top - 8);
 }
 
 /** How much is written if all of it was written with the slider there. */
@@ -56,20 +59,20 @@ const writtenWith = (reset: Reset) => (schedule.value.length === 1 && every.valu
 /** Write with the slider there, or go on with it. */
 const writeWith = (reset: Reset) => (writtenWith(reset) === null ? writeAnew([[0, reset]]) : writeOn());
 
-/** Nats per character with a reset before every character, every 32, and never; null: not yet known. */
+/** Nats per character with a reset before every character, every 32, and never, as they are shown; null: not yet known. */
 function costs(): number[] | null {
   const found = ([1, 32, null] as Reset[]).map((reset) => surprises.value.get(reset));
-  return found.every((nats) => nats !== undefined) ? found.map(mean) : null;
+  return found.every((nats) => nats !== undefined) ? found.map((nats) => +mean(nats).toFixed(2)) : null;
 }
 
-/** How much of the state's gain is left when it is reset every 32 characters; NaN: there is no gain. */
+/** Percent of the state's gain that are left when it is reset every 32 characters; NaN: there is no gain. */
 function kept(): number {
   const [one, some, all] = costs() ?? [];
-  return one > all ? (one - some) / (one - all) : NaN;
+  return one > all ? Math.round((100 * (one - some)) / (one - all)) : NaN;
 }
 
 /** Whether that is as the question's answer says. */
-const mostIsKept = () => kept() > 0.9;
+const mostIsKept = () => kept() > 90;
 
 /** The same in words. */
 function gain(): string {
@@ -85,10 +88,10 @@ function gain(): string {
   const saved = `the model saves ${(known[0] - known[2]).toFixed(2)} nats per character (${one} down to ${all}).`;
   if (kept() <= 0) return `On this text, nothing is left. Never reset, ${saved} With a reset every 32, it costs ${some}.`;
   const some32 = `With a reset every 32, it saves ${(known[0] - known[1]).toFixed(2)}: it keeps`;
-  if (!mostIsKept()) return `On this text, less than in Shakespeare. Never reset, ${saved} ${some32} ${Math.floor(100 * kept())} %.`;
+  if (!mostIsKept()) return `On this text, it is less. Never reset, ${saved} ${some32} ${kept()} %.`;
   return (
-    `Never reset, ${saved} ${some32} ${kept() > 1 ? "all of it" : `${Math.round(100 * kept())} %`}. The curve falls steeply at ` +
-    "first and is almost flat from 32 on: most of what the next character depends on is close by."
+    `Never reset, ${saved} ${some32} ${kept() > 100 ? "all of it" : `${kept()} %`}. The curve is almost flat ` +
+    "from 32 on: most of what the next character depends on is close by."
   );
 }
 
@@ -141,12 +144,16 @@ const QUESTIONS: Question[] = [
     options: ["About a third", "About half", "More than nine tenths"],
     right: 2,
     task: "Move the slider to 32 and look at the memory curve.",
-    before: () => setEvery(1),
-    show: () => {
-      setEvery(32);
+    before: () => {
+      setEvery(1);
       goTo("surprise");
-      document.getElementById("curve")?.scrollIntoView();
     },
+    show: () => {
+      goTo(loaded.value ? "surprise" : "writers"); // which load the model, or say why they cannot
+      if (!loaded.value) writeOn();
+      setEvery(32);
+    },
+    look: () => document.getElementById("curve")!.scrollIntoView(),
     seen: () => (every.value === 32 && costs() ? ENOUGH : null),
     why: gain,
     holds: () => costs() === null || mostIsKept(),
@@ -168,8 +175,7 @@ const QUESTIONS: Question[] = [
     why: () =>
       "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
       "each step. After the first step, it must be neither None nor all zeros; and if the code has no state to print, it is " +
-      "this bug, too. Other causes are a temperature that is too high, characters numbered differently than in training, and " +
-      "too little training.",
+      "this bug, too. Other causes are named below the code.",
   },
 ];
 
@@ -181,6 +187,7 @@ effect(() => {
   if (guess.value === null || seen.value || (QUESTIONS[tour.value - 1]?.seen() ?? 0) < ENOUGH) return;
   seen.value = true;
   stopAfter(A_LITTLE);
+  QUESTIONS[tour.value - 1].look?.();
 });
 
 // Whoever moves the slider to 1 to see its code is shown it.
@@ -227,8 +234,10 @@ export function Tour() {
     if (activeElement === document.body || card.current!.contains(activeElement)) answer.current.focus({ preventScroll: true });
     // Only the card scrolls, and its title stays
     card.current!.scrollTop += answer.current.getBoundingClientRect().top - head.current!.getBoundingClientRect().bottom;
-    showMark();
   }, [seen.value]);
+  useEffect(() => {
+    if (seen.value && !running.value) showMark(); // until then, the field follows the text
+  }, [seen.value, running.value]);
   useEffect(() => {
     if (number !== QUESTIONS.length) return;
     const narrow = matchMedia("(width < 64rem)").matches; // the card is at the bottom of the screen

@@ -524,6 +524,34 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   await page.context().close();
 });
 
+test("the tour goes on after a model could not be loaded", async () => {
+  const gone = (route) => route.abort();
+  const page = await open(browser, server.address, "model=elman_alpha&tour=3", { prepare: (page) => page.context().route("**/*.safetensors", gone) });
+  const tour = page.locator(".tour");
+  const [option, showMe] = [tour.getByRole("group").getByRole("button").last(), tour.getByRole("button", { name: "Show me" })];
+  const failed = page.getByRole("alert").getByText("could not be loaded");
+  await failed.waitFor();
+  await option.click();
+  await showMe.click();
+  await failed.waitFor();
+  await page.context().unroute("**/*.safetensors", gone);
+  await showMe.click();
+  await tour.getByText("You were right.").waitFor();
+  assert.equal(await panel(page, "writers").locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
+  await page.context().route("**/*.safetensors", gone);
+  await page.reload();
+  await failed.waitFor();
+  await tour.getByRole("button", { name: "Next" }).click();
+  await option.click();
+  await showMe.click();
+  await seen(page, "[role=alert] p"); // and not the panel that it asks about, where nothing is
+  await page.context().unroute("**/*.safetensors", gone);
+  await showMe.click();
+  await tour.getByText("You were right.").waitFor();
+  await seen(page, ".curve");
+  await page.context().close();
+});
+
 test("the tour shows the third answer after any text", async () => {
   const page = await open(browser, server.address, "model=elman_alpha&tour=3");
   const tour = page.locator(".tour");
@@ -541,17 +569,20 @@ test("the tour shows the third answer after any text", async () => {
   await page.context().close();
 });
 
-test("the tour's fourth answer is of the reader's text", async () => {
-  const text = "zqxjkvbz".repeat(20); // nothing that the model learned helps with it
+// The numbers are jaxgru's
+for (const [text, said] of [
+  ["zqxjkvbz".repeat(20), "In Shakespeare, it is “More than nine tenths”. On this text, the state does not help"],
+  ["s divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qu", "On this text, it is less. Never reset, the model saves 0.38 nats per character (3.19 down to 2.81). With a reset every 32, it saves 0.30: it keeps 79 %."],
+  ["ESTION WHETHER TIS NOBLER IN THE MIND TO SUFFER THE SLINGS AND ARROWS OF OUTRAGE", "On this text, nothing is left. Never reset, the model saves 0.02 nats per character (3.66 down to 3.64). With a reset every 32, it costs 3.67."],
+  ["the cat sat on the mat", "You were right. Never reset, the model saves 0.26 nats per character (2.09 down to 1.83). With a reset every 32, it saves 0.26: it keeps 100 %."],
+])
+test(`the tour's fourth answer is of the reader's text: ${text}`, async () => {
   const page = await open(browser, server.address, `model=elman_alpha&tour=4&text=${text}`);
   const tour = page.locator(".tour");
   await analysed(page);
   await tour.getByRole("group").getByRole("button").last().click();
   await tour.getByRole("button", { name: "Show me" }).click();
-  await tour.getByText("In Shakespeare, it is “More than nine tenths”.").waitFor();
-  const [, never, one] = /(\d+\.\d\d) nats if it is never reset, and (\d+\.\d\d) with/.exec(await tour.textContent());
-  assert(+never > +one);
-  assert.equal((await figures(page, "surprise"))[0].toFixed(2), never);
+  await tour.getByText(said).waitFor();
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });
@@ -585,6 +616,7 @@ test("large type for a projector", async () => {
   await texts(page); // the babble
   await page.getByRole("button", { name: "Show me" }).click();
   await page.getByText("You were right.").waitFor();
+  await texts(page); // a little more
   await seen(page, "#writers mark");
   assert(await page.locator("#writers mark").evaluate((mark) =>
     mark.getBoundingClientRect().top >= mark.parentElement.getBoundingClientRect().top - 1));
