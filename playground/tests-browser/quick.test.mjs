@@ -637,10 +637,12 @@ test("large type for a projector", async () => {
   await page.context().close();
 });
 
-test("the preview of a link is of this page", async () => {
+test("the preview of a link and README's picture are of this page", async () => {
   const page = await openPreview(browser, server.address);
-  const made = readFileSync(new URL("../public/preview.png", import.meta.url));
-  assert(made.includes(await previewed(page)), "run node tests-browser/preview.mjs, and look at public/preview.png");
+  for (const path of ["../public/preview.png", "../../docs/figures/playground.gif"]) {
+    const made = readFileSync(new URL(path, import.meta.url));
+    assert(made.includes(await previewed(page)), `run node tests-browser/preview.mjs, and look at ${path}`);
+  }
   await page.context().close();
 });
 
