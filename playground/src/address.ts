@@ -26,14 +26,14 @@ export const keepAddress = () => history.replaceState(entry, "", address());
 export const SITE = /\/playground\/(index\.html)?$/.test(location.pathname) ? "../" : null;
 
 /** Scroll to a panel; Back returns. */
-export function goTo(name: Panel): void {
+export function goTo(name: Panel, behavior?: ScrollBehavior): void {
   keepAddress();
   entry.chosen = panel.value = name;
   history.pushState(entry, "", address());
-  scroll();
+  scroll(behavior);
 }
 
-const scroll = () => document.getElementById(entry.chosen)!.scrollIntoView();
+const scroll = (behavior?: ScrollBehavior) => document.getElementById(entry.chosen)!.scrollIntoView({ behavior });
 
 /** Keep the address up to date from now on. */
 export function startAddress(): void {

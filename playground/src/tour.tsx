@@ -21,7 +21,7 @@ interface Question {
   why(): string;
   /** Whether it is so of the reader's text, too. */
   holds?(): boolean;
-  /** What the page shows when the question is asked, and when it is answered. */
+  /** What the page shows when the question is asked (it jumps: on the way, the code would pass by), and when it is answered. */
   before(): void;
   look?(): void;
 }
@@ -101,7 +101,7 @@ const QUESTIONS: Question[] = [
     options: ["The same text as the left", "Another text, as good", "A worse text"],
     right: 0,
     task: "Move the slider to “never” and press “Start again”.",
-    before: () => goTo("writers"),
+    before: () => goTo("writers", "instant"),
     show: () => writeWith(null),
     seen: () => writtenWith(null),
     why: () => "The texts agree letter by letter. So whatever differs when you move the slider comes from the state alone.",
@@ -111,7 +111,7 @@ const QUESTIONS: Question[] = [
     options: ["Random letters", "Words, some made up, but no sentences", "Sentences as good as on the left"],
     right: 1,
     task: "Move the slider to 8 and press “Start again”.",
-    before: () => goTo("writers"),
+    before: () => goTo("writers", "instant"),
     show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () => "Eight characters are enough for most words. A sentence needs to know how it began.",
@@ -122,7 +122,7 @@ const QUESTIONS: Question[] = [
     right: 2,
     task: "Move the slider to “never” and press “Write”.",
     before: () => {
-      goTo("writers");
+      goTo("writers", "instant");
       writeAnew([[0, 1]], BABBLE);
     },
     show: () => {
@@ -146,7 +146,7 @@ const QUESTIONS: Question[] = [
     task: "Move the slider to 32 and look at the memory curve.",
     before: () => {
       setEvery(1);
-      goTo("surprise");
+      goTo("surprise", "instant");
     },
     show: () => {
       goTo(loaded.value ? "surprise" : "writers"); // which load the model, or say why they cannot
@@ -164,7 +164,7 @@ const QUESTIONS: Question[] = [
     right: 2,
     task: "Compare the code below the writers, with the slider at 1.",
     before: () => {
-      goTo("writers");
+      goTo("writers", "instant");
       writeAnew([[0, 1]], BABBLE);
     },
     show: () => {
