@@ -442,6 +442,14 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
         chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)
 
 
+@jax.jit
+@partial(jax.value_and_grad, has_aux=True)
+def of_unit(params, carry, x, y):
+    """The sum of its tokens' losses, its last state, and the gradient."""
+    logits, carry = apply(params, x[None], carry)
+    return token_nll(logits, y[None]).sum(), carry
+
+
 @pytest.mark.parametrize("batches, options", [
     *slow(("streams", {})), ("crops", {}),
     ("streams", {"remat": True, "gradient_accumulation": 3, "batch_size": 1}),
@@ -456,18 +464,17 @@ def test_units_against_a_plain_loop_over_them(batches, options):
     sizes = {"batch_size": B, "sequence_length": T, "state_dropout": 0.0, "max_grad_norm": 1e9}
     recipe = dataclasses.replace(CONFIG.training, **sizes | options)
 
-    def loss(params, carry, inputs, targets):
-        total, after = 0.0, []
-        for row in range(B):
-            x, y = inputs[row : row + 1], targets[row : row + 1]
+    def plain(params, carry, inputs, targets):
+        units, ends = [], []
+        for row, (x, y) in enumerate(zip(inputs, targets, strict=True)):
             state = jax.tree.map(lambda c, row=row: c[row : row + 1], carry)
-            begins = sorted({0, *np.flatnonzero(x[0] == 0), T})
-            for begin, end in itertools.pairwise(begins):
-                state = initial_carry(params, 1) if x[0, begin] == 0 else state
-                logits, state = apply(params, x[:, begin:end], state)
-                total += token_nll(logits, y[:, begin:end]).sum() / (B * T)
-            after.append(state)
-        return total, jax.tree.map(lambda *rows: jnp.concatenate(rows), *after)
+            for begin, end in itertools.pairwise(sorted({0, *np.flatnonzero(x == 0), T})):
+                state = initial_carry(params, 1) if x[begin] == 0 else state
+                (value, state), grads = of_unit(params, state, x[begin:end], y[begin:end])
+                units.append((value, grads))
+            ends.append(state)
+        value, grads = jax.tree.map(lambda *parts: np.sum(parts, 0) / (B * T), *units)
+        return value, jax.tree.map(lambda *rows: np.concatenate(rows), *ends), grads
 
     with jax.enable_x64(True):
         params = random_params(CONFIG.model, dtype="float64")
@@ -476,8 +483,7 @@ def test_units_against_a_plain_loop_over_them(batches, options):
         fresh = None if state.carry is None else jax.tree.map(jnp.copy, zeros)
         opt_state = optimizer(recipe).init(params)
         state = state.replace(params=params, opt_state=opt_state, carry=fresh)
-        moment, plain = jax.tree.map(jnp.zeros_like, params), jax.value_and_grad(loss, has_aux=True)
-        ends = 0
+        moment, ends = jax.tree.map(np.zeros_like, params), 0
         for step in range(4):
             if batches == "streams":
                 inputs, targets, _ = stream_windows(jnp.asarray(TOKENS), jnp.int32(step), B, T)
@@ -487,7 +493,7 @@ def test_units_against_a_plain_loop_over_them(batches, options):
                 carry = zeros
             inputs, targets = np.asarray(inputs), np.asarray(targets)
             ends += (inputs[:, 1:] == 0).sum()
-            (value, carry), grads = plain(state.params, carry, inputs, targets)
+            value, carry, grads = plain(state.params, carry, inputs, targets)
             moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
             state, losses, _ = train_steps(recipe, state, TOKENS, 1, end=0)
             assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
