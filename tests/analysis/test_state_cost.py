@@ -14,10 +14,20 @@ from conftest import numpy_gru_losses
 
 import jaxgru
 from jaxgru.analysis import state_cost
+from jaxgru.lm import evaluation
 from jaxgru.lm.data.dataset import Dataset
 
-# those of the text to read, so that each of its programs is compiled once
-SHAPES = {"NUM_PROMPTS": 1, "PROMPT_LENGTH": 7, "GREEDY_TOKENS": 200, "SAMPLED_TOKENS": 300}
+# Fewer windows, and the shapes of the text to read, so that each program is compiled once
+SHAPES = {
+    "RESETS": (1, 2, 64, 1024), "NUM_PROMPTS": 1, "PROMPT_LENGTH": 7, "GREEDY_TOKENS": 200,
+    "SAMPLED_TOKENS": 300,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def shapes(monkeypatch):
+    for name, value in SHAPES.items():
+        monkeypatch.setattr(state_cost, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +53,7 @@ def test_losses_are_numpys(measured):
     assert record.sensitivity == pytest.approx(record.stateless - record.stream)
     assert (record.num_tokens, record.num_characters) == (299, 301)
     curve = dict(map(tuple, record.memory_curve))
-    assert list(curve) == [2**i for i in range(11)]
+    assert list(curve) == [1, 2, 64, 1024] and evaluation.RESETS == tuple(2**i for i in range(11))
     for every in (2, 64, 1024):
         expected = numpy_gru_losses(params, dataset.validation, every).mean()
         assert curve[every] == pytest.approx(expected, rel=1e-5)
@@ -75,7 +85,7 @@ def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch)
         monkeypatch.setattr(state_cost, "MAX_CHAIN", limit)
         seen = state_cost.measure(params, dataset.tokenizer, dataset, 16)
         assert (seen.chain is not None) == known
-        assert state_cost.num_steps(dataset.tokenizer) == 14 + known
+        assert state_cost.num_steps(dataset.tokenizer) == 7 + known
         assert seen.stateless == record.stateless
 
 
@@ -116,7 +126,7 @@ def test_treatments_differ_and_their_measures_are_shares(measured):
 
 def test_progress_is_told_and_the_record_is_json(measured):
     _, dataset, record, said = measured
-    assert said == ["one stream", *["the memory curve"] * 11, "the recovery after a reset",
+    assert said == ["one stream", *["the memory curve"] * 4, "the recovery after a reset",
                     "the stateless chain", "text"]  # fmt: skip
     assert state_cost.num_steps(dataset.tokenizer) == len(said)
     written = json.loads(json.dumps(record.to_dict()))
@@ -126,10 +136,8 @@ def test_progress_is_told_and_the_record_is_json(measured):
     }  # fmt: skip
 
 
-def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured, monkeypatch):
+def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured):
     params, dataset, record, _ = measured
-    for name, value in SHAPES.items():
-        monkeypatch.setattr(state_cost, name, value)
     text = state_cost._text(params, dataset.tokenizer, dataset, "§")
     for name in state_cost.TREATMENTS:
         assert text[name].greedy is None

@@ -157,8 +157,7 @@ def test_sites(site, kind, L):
     """Which layers have which mask."""
     field = {"between": "output", "state": "product" if kind == "variational" else "state"}
     here = {"input": [0], "between": [*range(L - 1)], "output": [L - 1]}.get(site, range(L))
-    with jax.disable_jit():
-        drawn = masks(Dropout(KEY, 0.5, site, kind), L)
+    drawn = jax.eval_shape(lambda: masks(Dropout(KEY, 0.5, site, kind), L))
     for i, layer in enumerate(drawn):
         sites = ("input", "state", "product", "output")
         present = [name for name in sites if getattr(layer, name).keep is not None]
@@ -169,9 +168,10 @@ def test_sites(site, kind, L):
 @pytest.mark.parametrize("H", [130, *slow(1, 4, 5)])
 def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(kind, H):
     """What lets a batch be split over devices, and a sequence into parts computed anew."""
-    whole = jax.tree.leaves(masks(Dropout(KEY, 0.4, "state", kind), 2, H=H))
-    at = dict(first_row=3, first_step=4)
-    parts = jax.tree.leaves(masks(Dropout(KEY, 0.4, "state", kind, **at), 2, 2, 3, H))
+    drawn = lambda *sizes, **at: jax.tree.leaves(
+        jax.jit(lambda: masks(Dropout(KEY, 0.4, "state", kind, **at), 2, *sizes, H))()
+    )
+    whole, parts = drawn(6, 7), drawn(2, 3, first_row=3, first_step=4)
     compared = 0
     for mask, part in zip(whole, parts, strict=True):
         if mask.ndim == 3:

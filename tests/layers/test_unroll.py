@@ -335,8 +335,7 @@ def test_a_batch_without_rows(kind):
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
 
-@pytest.mark.parametrize("time_major", [False, True])
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("kind, time_major", [("gru", True), ("lstm", False)])
 def test_more_batch_axes(kind, time_major):
     """(E, A, T, F): each of the E parts is a batch of its own."""
     E, A, T, layers = 2, 3, 5, stack_of(kind, 2)
@@ -1053,18 +1052,19 @@ def test_forward_mode_through_a_gradient(kind):
 @pytest.mark.parametrize("padding", [{}, {"lengths": [5, 3]}, {"mask": [[0, 1, 0, 1, 1], [1] * 5]}])
 def test_each_episode_cut_out(padding, reverse):
     """The real steps of each episode, as a sequence of their own; dones as floats."""
-    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 5, F)), 1)
+    (layer,), x = stack_of("gru", 1), np.array(random_like(np.zeros((2, 5, F)), 1))
+    run = jax.jit(partial(jaxgru.unroll, layer, reverse=reverse))
     starts = np.array([[1, 0, 1, 1, 0], [1, 0, 1, 0, 0]], np.float32)
     padding = {name: np.array(value) for name, value in padding.items()}
     real = np.array(padding.get("mask", np.ones((2, 5))), bool)
     real &= np.arange(5) < padding.get("lengths", np.array([5, 5]))[:, None]
-    y, _ = jaxgru.unroll(layer, x, reset=starts, reverse=reverse, **padding)
+    y = np.array(jaxgru.unroll(layer, x, reset=starts, reverse=reverse, **padding)[0])
     assert not y[~real].any()
     for b in range(2):
         for episode in set(np.cumsum(starts[b])):
             steps = real[b] & (np.cumsum(starts[b]) == episode)
             if steps.any():
-                alone, _ = jaxgru.unroll(layer, x[b, steps], reverse=reverse)
+                alone, _ = run(x[b, steps])
                 np.testing.assert_allclose(y[b, steps], alone, rtol=1e-12)
 
 
