@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 from hypothesis import strategies as st
 
+import jaxgru
+from jaxgru import cells
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.model import Params, init
+
+
+def in_blocks(init, **options):
+    """Of two blocks, if they divide the units."""
+    return lambda key, E, H, dtype: init(key, E, H, num_blocks=2 - H % 2, dtype=dtype, **options)
+
+
+INIT = {  # of (key, E, H, dtype=…): H numbers are what a step returns
+    "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
+    "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
+    "lstm": jaxgru.init_lstm,
+    "gru, blocks": in_blocks(jaxgru.init_gru, reset_gate="before"),
+    "gru, norm": in_blocks(jaxgru.init_gru, layer_norm=True),
+    "lstm, blocks": in_blocks(jaxgru.init_lstm),
+    "lstm, norm": partial(jaxgru.init_lstm, layer_norm=True),
+    "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
+        key, E, H + 2, proj_size=H, dtype=dtype
+    ),
+    "gru, mogrifier": jaxgru.init_mogrifier_gru,
+    "rnn": jaxgru.init_rnn,
+    "min_gru": cells.init_min_gru,
+    "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
+}
 
 
 def random_params(

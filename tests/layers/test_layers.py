@@ -10,7 +10,7 @@ import pytest
 from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import by_gate
+from random_models import INIT, by_gate, in_blocks
 
 import jaxgru
 from jaxgru import cells
@@ -21,43 +21,9 @@ from jaxgru.layers import implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
-
-def blocks_of(H):
-    """Two, if they divide H."""
-    return 1 + (H % 2 == 0)
-
-
-INIT = {
-    "gru": lambda key, E, H: cells.init_gru(
-        key, E, H, second_bias=True, dtype=jnp.float64, reset_gate="before"
-    ),
-    "gru, reset after": lambda key, E, H: cells.init_gru(
-        key, E, H, second_bias=True, dtype=jnp.float64
-    ),
-    "lstm": lambda key, E, H: cells.init_lstm(key, E, H, dtype=jnp.float64),
-    "gru, blocks": lambda key, E, H: cells.init_gru(
-        key, E, H, num_blocks=blocks_of(H), reset_gate="before", dtype=jnp.float64
-    ),
-    "gru, norm": lambda key, E, H: cells.init_gru(
-        key, E, H, layer_norm=True, num_blocks=blocks_of(H), dtype=jnp.float64
-    ),
-    "lstm, blocks": lambda key, E, H: cells.init_lstm(
-        key, E, H, num_blocks=blocks_of(H), dtype=jnp.float64
-    ),
-    "lstm, norm": lambda key, E, H: cells.init_lstm(key, E, H, layer_norm=True, dtype=jnp.float64),
-    "lstm, projected": lambda key, E, H: cells.init_lstm(
-        key, E, H + 2, proj_size=H, dtype=jnp.float64
-    ),
-    "gru, mogrifier": lambda key, E, H: cells.init_mogrifier_gru(key, E, H, dtype=jnp.float64),
-    "rnn": lambda key, E, H: cells.init_rnn(key, E, H, dtype=jnp.float64),
-    "gru, relu": lambda key, E, H: cells.init_gru(
-        key, E, H, activation="relu", reset_gate="before", dtype=jnp.float64
-    ),
-    "lstm, relu": lambda key, E, H: cells.init_lstm(
-        key, E, H, activation="relu", num_blocks=blocks_of(H), dtype=jnp.float64
-    ),
-    "min_gru": lambda key, E, H: cells.init_min_gru(key, E, H, dtype=jnp.float64),
-    "mlp": lambda key, E, H: cells.init_mlp(key, E, H, 3, jnp.float64),
+INIT = INIT | {
+    "gru, relu": partial(jaxgru.init_gru, activation="relu", reset_gate="before"),
+    "lstm, relu": in_blocks(jaxgru.init_lstm, activation="relu"),
 }
 QUICK = ["gru", "gru, reset after", "gru, norm", "lstm"]
 KINDS = [
@@ -99,7 +65,9 @@ def problem(kind, T, B, E, H, masked, seed=0):
     """Random parameters (biases too), inputs, carry and mask. From NumPy: nothing is compiled."""
     rng = np.random.default_rng(seed)
     normal = lambda like: jax.device_put(rng.normal(size=like.shape))
-    p = jax.tree.map(normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H)))
+    p = jax.tree.map(
+        normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H, dtype=float))
+    )
     carry = jax.tree.map(normal, jax.eval_shape(lambda: cells.zero_carry(p, B)))
     x, mask = jax.device_put(rng.normal(size=(T, B, E))), NO_MASK
     if masked:
@@ -291,7 +259,9 @@ def test_a_long_sum_of_gradients_in_half_precision(name):
         jax.random.key(2), 0.3 * (name == "a dropped h"), "state", "variational"
     )
     narrow = lambda leaf: leaf.astype(jnp.bfloat16 if leaf.ndim > 1 else jnp.float32)
-    layers = [jax.tree.map(narrow, INIT["gru"](jax.random.key(i), 4, 4)) for i in range(L)]
+    layers = [
+        jax.tree.map(narrow, INIT["gru"](jax.random.key(i), 4, 4, dtype=float)) for i in range(L)
+    ]
     x = jax.random.uniform(jax.random.key(1), (1, 4096, 4), jnp.float32)
 
     def loss(layers, x, **options):

@@ -18,6 +18,7 @@ from annotations import unchecked
 from conftest import slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_models import INIT
 
 import jaxgru
 from jaxgru import cells
@@ -25,36 +26,6 @@ from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
 from jaxgru.cells.lstm import RECURRENCE
 from jaxgru.layers import implementations, over_time
 
-
-def blocks_of(H):
-    """Two, if they divide H."""
-    return 1 + (H % 2 == 0)
-
-
-INIT = {
-    "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
-    "gru, reset after": partial(jaxgru.init_gru, second_bias=True),
-    "lstm": jaxgru.init_lstm,
-    "gru, blocks": lambda key, E, H, dtype: jaxgru.init_gru(
-        key, E, H, num_blocks=blocks_of(H), reset_gate="before", dtype=dtype
-    ),
-    "gru, norm": lambda key, E, H, dtype: jaxgru.init_gru(
-        key, E, H, layer_norm=True, num_blocks=blocks_of(H), dtype=dtype
-    ),
-    "lstm, blocks": lambda key, E, H, dtype: jaxgru.init_lstm(
-        key, E, H, num_blocks=blocks_of(H), dtype=dtype
-    ),
-    "lstm, norm": lambda key, E, H, dtype: jaxgru.init_lstm(
-        key, E, H, layer_norm=True, dtype=dtype
-    ),
-    "lstm, projected": lambda key, E, H, dtype: jaxgru.init_lstm(
-        key, E, H + 2, proj_size=H, dtype=dtype
-    ),
-    "gru, mogrifier": jaxgru.init_mogrifier_gru,
-    "rnn": jaxgru.init_rnn,
-    "min_gru": lambda key, E, H, dtype: cells.init_min_gru(key, E, H, dtype=dtype),
-    "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, 3, dtype),
-}
 RECURRENT = [kind for kind in INIT if kind not in ("mlp", "min_gru")]
 EACH_STEP = ["gru", "gru, mogrifier"]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
