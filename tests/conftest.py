@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import annotations
 import jax
 import jaxlib
+import jaxtyping
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -26,7 +26,7 @@ from hypothesis import settings
 from matplotlib.figure import Figure
 
 # Every annotated type and shape of jaxgru is checked while the tests run
-annotations.install()
+jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
 from random_models import by_gate  # noqa: E402
 
