@@ -123,9 +123,12 @@ def test_printed_layers_show_sizes():
     assert repr(grouped) == "LayerNormGRUParams(in 3, hidden 8, num_blocks 2, float32)"
     several = jax.tree.map(lambda w: jnp.stack([w, w]), jaxgru.init_rnn(KEY, 3, 4))
     arrays = "W float32 (2, 3, 4), U float32 (2, 4, 4), b float32 (2, 4)"
-    expected = f"RNNParams({arrays}, activation 'tanh')"
+    expected = f"RNNParams({arrays}, activation 'tanh', clip None)"
     assert repr(several) == expected
-    assert repr(jax.tree.map(lambda w: 0, several)) == "RNNParams(W 0, U 0, b 0, activation 'tanh')"
+    assert (
+        repr(jax.tree.map(lambda w: 0, several))
+        == "RNNParams(W 0, U 0, b 0, activation 'tanh', clip None)"
+    )
 
 
 def test_messages_print_no_arrays():
