@@ -1,4 +1,4 @@
-"""ONNX: layers as a graph of standard operators; the recurrent nodes of any graph as layers.
+"""ONNX: layers as a graph of standard operators.
 
 `to_onnx` makes a graph that computes `jaxgru.unroll` or, of two directions, `bidirectional`:
 
@@ -15,20 +15,12 @@ a sequence. Of two directions they are carry.forward.0.h, …, then carry.backwa
 A GRU, LSTM or RNN is ONNX's operator of that name, and an MLP a convolution over time. For other
 cells, and for resets, `onnx_graph.py` writes the cell's step with plain operators, such as MatMul,
 Add and Sigmoid, and the operator Scan repeats it. A graph of one step has plain operators only.
-
-ONNX's weights have an axis for the directions: W (D, G·H, E), R (D, G·H, H), B (D, 2·G·H), where B
-has an input bias and a recurrent bias for every gate. A GRU's z weights the old state, and its
-`linear_before_reset` is our `reset_gate` "after". See
-https://onnx.ai/onnx/operators/onnx__GRU.html, and likewise LSTM and RNN.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -46,30 +38,21 @@ from jaxgru.cells import (
     hidden,
     sizes,
 )  # fmt: skip
-from jaxgru.cells.base import ACTIVATIONS
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.errors import a_type, needs, shown
 from jaxgru.layers.arguments import as_initial, carry_like, check_stack
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import ResidualStack
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
+from jaxgru.libraries.onnx_nodes import ORDER, RecurrentNode, from_onnx, functions
 
 with needs("onnx"):
     import onnx
-    from google.protobuf.message import DecodeError  # onnx depends on protobuf
-    from onnx import TensorProto, helper, numpy_helper
-    from onnx.reference import ReferenceEvaluator
+    from onnx import TensorProto
 
-ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
-"""The order of the gates in ONNX's operators; its names of n and g are h and c."""
-
-_INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
-_MOVES = (
-    "Cast", "Concat", "Dropout", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
-)  # fmt: skip
-"""What may stand between two layers of a stack."""
+__all__ = ["RecurrentNode", "from_onnx", "to_onnx"]
 
 
 def to_onnx(
@@ -148,77 +131,6 @@ def to_onnx(
     return graph.model()
 
 
-@dataclasses.dataclass(frozen=True)
-class RecurrentNode:
-    """A GRU, LSTM or RNN node of a graph.
-
-    Attributes:
-      name: the node's name or, if it has none, that of its first output.
-      direction: "forward", "reverse" or "bidirectional".
-      layer: its layer; for a bidirectional node, the one that reads forward.
-      backward: for a bidirectional node, the layer that reads backward; else None.
-      reads: the names of the nodes whose outputs it reads: the layers below it in a stack.
-    """
-
-    name: str
-    direction: str
-    layer: CellParams
-    backward: CellParams | None
-    reads: tuple[str, ...]
-
-
-def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
-    """Read the GRU, LSTM and RNN nodes of any graph, in its order; those in subgraphs are not read.
-
-    A node's weights are all that is read of it. Its lengths, and the state that it starts from, are
-    the caller's arguments here, and its `layout` only concerns those, the input and the output.
-    A GRU applies the reset gate before the product if its `linear_before_reset` is 0, and after it
-    if that is 1. Its two biases of z and r are kept; those that act only as their sum are added.
-    Of a graph that `to_onnx` made of such nodes, these are its layers bit for bit (absent second
-    biases of a GRU are zeros).
-
-    Args:
-      model: a graph, or the path of its file; weights in files beside it are then read, too.
-
-    Returns:
-      A node for each: `[node.layer for node in nodes]` is a stack for `jaxgru.unroll` where each
-      node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
-
-    Raises:
-      InteropError: there is no recurrent node; a node has activations other than sigmoid, and
-        tanh or ReLU, `input_forget` or peepholes, which no layer has; its
-        weights are not constants, have wrong shapes, or are neither float32 nor, where JAX has 64
-        bits enabled, float64.
-      OSError: the file cannot be read.
-    """
-    where, folder = "the ONNX model cannot be used", None
-    if not isinstance(model, onnx.ModelProto):
-        where, folder = f"{model} cannot be used", Path(model).parent
-        model = parsed(where, Path(model).read_bytes())
-    graph = _Nodes(where, model, folder)
-    found = [
-        _read(graph, node)
-        for node in model.graph.node
-        if node.op_type.lower() in ORDER and node.domain in ("", "ai.onnx")
-    ]
-    if not found:
-        raise InteropError(
-            f"{where}: its graph contains no GRU, LSTM or RNN node (subgraphs are not read)."
-        )
-    return tuple(found)
-
-
-def parsed(where: str, data: bytes) -> onnx.ModelProto:
-    """Return what is in a file. Raises InteropError, whose message `where` begins."""
-    try:
-        return onnx.ModelProto.FromString(data)
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
-
-
-# --- Out
-
-
 class Given(NamedTuple):
     """How layers are computed, see `to_onnx`; `lengths` and `reset` are names of inputs, or ""."""
 
@@ -281,12 +193,6 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
             )
 
 
-def _functions(cell: str, activation: str) -> list[str]:
-    """Return the functions of an operator, for one direction."""
-    of_cell = {"gru": ["sigmoid", activation], "lstm": ["sigmoid", activation, activation]}
-    return of_cell.get(cell, [activation])
-
-
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
     known_fields = {"W", "U", "b", "c", "cn", "activation", "clip"}  # others: another cell
@@ -328,7 +234,7 @@ def _add_recurrent(
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
     if any(p.activation != "tanh" for p in layers):
-        names = [name for p in layers for name in _functions(cell, p.activation)]
+        names = [name for p in layers for name in functions(cell, p.activation)]
         options["activations"] = [name.capitalize() for name in names]
     if len(layers) == 2 or given.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
@@ -459,96 +365,3 @@ def _real(graph: Graph, x: str, lengths: str) -> str:
         "Unsqueeze", graph.node("Range", zero, T, one), graph.constant("axis_1", [1])
     )
     return graph.node("Less", steps, graph.node("Cast", lengths, to=TensorProto.INT64))
-
-
-# --- In
-
-
-class _Nodes:
-    """A model's nodes by what they make, and the values of its constants."""
-
-    def __init__(self, where: str, model: onnx.ModelProto, folder: Path | None) -> None:
-        self.where, self.folder, self.opsets = where, folder, model.opset_import
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.makers = {out: node for node in model.graph.node for out in node.output if out}
-
-    def value(self, what: str, name: str) -> np.ndarray:
-        """Return a constant, also one that other nodes compute from constants."""
-        if (tensor := self.stored.get(name)) is not None:
-            if tensor.data_location == TensorProto.EXTERNAL and self.folder is None:
-                raise InteropError(
-                    f"{what} is in a file beside the graph's; pass the graph's path."
-                )
-            return numpy_helper.to_array(tensor, str(self.folder or ""))
-        if name not in self.makers:
-            raise InteropError(
-                f"{what} comes from {shown(name)}, an input of the graph, so it is not known."
-            )
-        node = self.makers[name]
-        given = {n: self.value(what, n) for n in node.input if n}
-        *inputs, output = (onnx.ValueInfoProto(name=n) for n in (*given, name))
-        graph = helper.make_graph([node], "weights", inputs, [output])
-        model = helper.make_model(graph, opset_imports=self.opsets)
-        outputs: Any = ReferenceEvaluator(model).run([name], given)  # annotated as a dict
-        return np.asarray(outputs[0])
-
-    def below(self, name: str) -> tuple[str, ...]:
-        """Return the recurrent nodes whose outputs of every step make this one, only moved."""
-        node = self.makers.get(name)
-        if node is None:
-            return ()
-        if node.op_type.lower() in ORDER:
-            return (_name(node),) if name == node.output[0] else ()
-        moved = node.input if node.op_type == "Concat" else node.input[:1]
-        moved = moved if node.op_type in _MOVES else ()
-        return tuple(dict.fromkeys(found for each in moved for found in self.below(each)))
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return node.name or next(filter(None, node.output), "without a name")
-
-
-def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
-    cell, at = node.op_type.lower(), f"{graph.where}: the {node.op_type} {shown(_name(node))}"
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
-    direction = given.get("direction", b"forward").decode()
-    D = 2 if direction == "bidirectional" else 1
-    phi = list(itertools.product(ACTIVATIONS, repeat=D))
-    activations = [[name for each in of for name in _functions(cell, each)] for of in phi]
-    names = [name.decode().lower() for name in given.get("activations", [])]
-    given["activations"] = names = names or activations[0]
-    options = SimpleNamespace(**given)
-    common.check_options(at, options, activations=activations, input_forget=[0])
-    phi, clip = phi[activations.index(names)], given.get("clip")
-    if not (clip is None or clip > 0):
-        raise InteropError(f"{at} has clip={clip}; it must be above 0.")
-    values = {
-        what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
-    }
-    if np.any(values.pop("P", 0)):
-        raise InteropError(f"{at} has peepholes (P), which jaxgru's LSTM does not have.")
-    for value in values.values():
-        common.check_dtype(f"{at}: its weights", str(value.dtype))
-    E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")
-    rows = len(ORDER[cell]) * H
-    want = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows)}
-    have = {what: value.shape for what, value in values.items()}
-    check_shapes(at, have, {what: want[what] for what in have})
-    W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
-    cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
-    cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
-    layers: list[Any] = [
-        *(layer_of(cls, W[d], R[d], B[d]).replace(activation=phi[d], clip=clip) for d in range(D)),
-        None,
-    ]
-    return RecurrentNode(
-        _name(node), direction, layers[0], layers[1], graph.below(inputs.get("X", ""))
-    )
-
-
-def layer_of(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
-    """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
-    order = ORDER[{LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")]
-    b, c = np.split(B, 2)
-    return common.layer_of(cls, order, W.T, R.T, b, c)

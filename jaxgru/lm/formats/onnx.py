@@ -20,8 +20,9 @@ from jaxgru.cells import CellParams, MLPParams, sizes
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
-from jaxgru.libraries.onnx import add_layers, check_layers, has_operator, layer_of, parsed
+from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
 from jaxgru.libraries.onnx_graph import B, Graph, T
+from jaxgru.libraries.onnx_nodes import layer_of, parsed
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes

@@ -269,4 +269,4 @@ class TestRefusals:
         assert f"from {tiny_run}: its model.hidden_dim is 9, and this config's is 10" in message
 
     def test_beside_resume(self, train, tiny_run):
-        assert "--init MODEL (to start a run) or --resume RUN" in train("--resume", tiny_run)
+        assert "--init MODEL (to start a run), or --resume RUN" in train("--resume", tiny_run)
