@@ -65,6 +65,8 @@ def by_gate(layer) -> SimpleNamespace:
     """
     found = {}
     for name, weights in vars(layer).items():
+        if name in ("activation", "clip"):
+            continue
         gates = layer.gates[:2] if name == "c" else layer.gates if name in "WUbwu" else ""
         for i, gate in enumerate(gates):
             k = 0 if weights is None else weights.shape[-1] // len(gates)

@@ -310,7 +310,7 @@ def _end_at_once(number: int, frame: Any) -> None:
 def _in_options(sentence: str) -> str:
     """Return a sentence that begins with an argument's name with the option in its place."""
     name, *rest = sentence.split(" ", 1)
-    option = f"--{name.replace('_', '-')}"
+    option = f"--{name.replace('_', '-')}" if name != "order" else "--ngram"
     given = name.isidentifier() and any(word.split("=")[0] == option for word in sys.argv)
     return " ".join([option, *rest]) if given else sentence
 

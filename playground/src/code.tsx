@@ -62,7 +62,7 @@ export function Code() {
         {reset === null
           ? "The slider is at never, so the second code is the same. Move it to see the bug."
           : `In the second, the loop makes a new state ${inWords(reset)}: the model forgets what it has read. ` +
-            "No error tells you."}
+            "No error is raised."}
       </p>
       {LIBRARIES.map((library) => (
         <div key={library.name} id={library.name === "PyTorch" ? "code" : undefined}>
@@ -82,9 +82,9 @@ export function Code() {
         </div>
       ))}
       <p>
-        To check your own network, print its state before each step. After the first step, it must be
-        neither <code>None</code> nor all zeros. If there is no state to print, as in <code>y, _ = gru(x)</code>, it is
-        reset. Other causes of gibberish are a temperature that is too high, characters numbered differently than in
+        To check your own network, print its state on the line above each call. From the second call on, it must be
+        neither <code>None</code> nor all zeros. If each call gets the newest character alone and no state, as
+        in <code>y, _ = gru(x)</code>, it is reset. Other causes of gibberish are a temperature that is too high, characters numbered differently than in
         training, and too little training.
       </p>
     </>

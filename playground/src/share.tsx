@@ -41,7 +41,7 @@ export function ForAClass() {
       <p>
         Each link opens this page as it says. “Share”, at the top, copies a link to what you see now: model, slider, texts
         and all. Somebody who opens it reads the same texts, letter by letter.
-        {SITE && <> <a href={`${SITE}guide/teaching/`}>A lesson of 20 minutes</a> is built on the tour.</>}
+        {SITE && <> <a href={`${SITE}guide/teaching/`}>A 20-minute lesson</a> is built on the tour.</>}
       </p>
       <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${view}`}>{title}</a></li>)}</ul>
     </section>

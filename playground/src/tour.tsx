@@ -114,7 +114,7 @@ const QUESTIONS: Question[] = [
     before: () => goTo("writers", "instant"),
     show: () => writeWith(8),
     seen: () => writtenWith(8),
-    why: () => "Eight characters are enough for most words. A sentence needs to know how it began.",
+    why: () => "At most eight characters are enough for most words. A sentence needs to know how it began.",
   },
   {
     ask: "The right one has babbled for 150 characters, reset before every character. From now on it keeps its state. When does it write English again?",
@@ -173,9 +173,8 @@ const QUESTIONS: Question[] = [
     },
     seen: () => (every.value === 1 && codeInView.value ? ENOUGH : null),
     why: () =>
-      "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state before " +
-      "each step. After the first step, it must be neither None nor all zeros; and if the code has no state to print, it is " +
-      "this bug, too. Other causes are named below the code.",
+      "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state on " +
+      "the line above each call. From the second call on, it must be neither None nor all zeros. Other causes are named below the code.",
   },
 ];
 

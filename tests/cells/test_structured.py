@@ -91,11 +91,7 @@ def block_diagonal(U):
 
 def numbers(p):
     """The layer's parameters in NumPy, gate by gate, the recurrent weights as matrices."""
-    p = {
-        name: np.asarray(leaf, np.float64)
-        for name, leaf in vars(by_gate(p)).items()
-        if hasattr(leaf, "shape")
-    }
+    p = {name: np.asarray(leaf, np.float64) for name, leaf in vars(by_gate(p)).items()}
     return {name: block_diagonal(leaf) if name[0] == "U" else leaf for name, leaf in p.items()}
 
 

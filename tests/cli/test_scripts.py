@@ -605,13 +605,13 @@ class TestEvaluateNGram:
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("sample --ngram 9", "order is 9; it must be a whole number from 1 to 8."),
+        ("sample --ngram 9", "--ngram is 9; it must be a whole number from 1 to 8."),
         ("sample --ngram 3 --stateless --config tiny.toml", "an n-gram model has no state"),
         ("sample --ngram 3 --compare", "or logits; leave out --compare."),
         ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
         ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
         ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
-        ("evaluate --ngram 9", "order is 9; it must be a whole number from 1 to 8."),
+        ("evaluate --ngram 9", "--ngram is 9; it must be a whole number from 1 to 8."),
         ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
         ("evaluate --ngram 2 --run x", "not allowed with argument"),
         ("evaluate --ngram 2 --config x", "there is no config 'x'"),

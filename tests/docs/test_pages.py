@@ -235,12 +235,5 @@ class TestTheLesson:
         gain = f"{one - some:.2f} of {one - never:.2f} nats are left, which is "
         assert f"{gain}{100 * (one - some) / (one - never):.0f}%." in self.shown()
 
-    def test_its_other_numbers_are_the_studys(self):
-        row = re.search(r"astra_beta.*` \(.*", (DOCS / "study.md").read_text())[0]
-        _, *shares = re.findall(r" (\d+%) \|", row)  # of known words, after the text's own
-        reset, kept = sorted(shares)
-        assert f"{kept} of the words occur in the plays" in self.shown()
-        assert f"kept, and {reset} if it is reset" in self.shown()
-
     def shown(self):
         return " ".join(self.PAGE.split())
