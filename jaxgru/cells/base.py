@@ -231,6 +231,25 @@ class Cell:
         return f"hidden {H}"
 
 
+class GatedCell(Cell):
+    """What the GRUs and the LSTM share: options of their functions, and a gradient without them."""
+
+    activation: str
+    clip: float | None
+
+    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        """Return the recurrence, whose gradient is that with tanh and no clip, and its weights."""
+        raise NotImplementedError
+
+    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
+        return self.equations() if (self.activation, self.clip) == ("tanh", None) else None
+
+    def step(self, layout: Any, carry: Any, a: Array) -> Any:
+        (recurrence, U), functions = self.equations(), (ACTIVATIONS[self.activation], self.clip)
+        gates = layout.split(a, recurrence.num_gates)
+        return recurrence.step(layout, layout.weights(U), carry, gates, *functions)[0]
+
+
 CELLS: dict[str, type[Cell]] = {}
 """Every cell that a config's `model.cell` can name."""
 

@@ -12,9 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
-    ACTIVATIONS,
-    Cell,
-    Hidden,
+    GatedCell,
     Recurrence,
     StateWeights,
     check_flags,
@@ -27,20 +25,17 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
-from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
 
 
-class _GRU(Cell):
+class _GRU(GatedCell):
     """What the two GRUs share."""
 
     W: Float[Array, "E GH"]
     U: StateWeights
     b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
-    activation: str
-    clip: float | None
     name: ClassVar[str] = "gru"
     options: ClassVar[frozenset[str]] = frozenset(
         {"second_bias", "reset_gate", "num_blocks", "activation"}
@@ -65,19 +60,6 @@ class _GRU(Cell):
         if self.c is not None:
             b = b + jnp.pad(self.c, (0, len(self.b) - len(self.c)))
         return plus(dot(x, self.W), b)
-
-    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        """Return the recurrence, whose gradient is that with tanh, and its weights."""
-        raise NotImplementedError
-
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
-        return self.equations() if (self.activation, self.clip) == ("tanh", None) else None
-
-    def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
-        """Compute one step: h → h'."""
-        (recurrence, U), gates = self.equations(), layout.split(a, 3)
-        functions = ACTIVATIONS[self.activation], self.clip
-        return recurrence.step(layout, layout.weights(U), h, gates, *functions)[0]
 
 
 @register

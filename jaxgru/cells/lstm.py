@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
-    ACTIVATIONS,
     AnyLSTM,
+    GatedCell,
     LSTMState,
     Recurrence,
     StateWeights,
@@ -27,7 +27,6 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
-from jaxgru.cells.layout import Layout
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.errors import UserError, shown
@@ -35,7 +34,7 @@ from jaxgru.errors import UserError, shown
 
 @register
 @struct
-class LSTMParams(AnyLSTM):
+class LSTMParams(GatedCell, AnyLSTM):
     """An LSTM layer: W for the input, U for the state, b the biases.
 
     Each holds the gates f, i, o and g side by side:
@@ -75,13 +74,8 @@ class LSTMParams(AnyLSTM):
         """Return x·W + b."""
         return plus(dot(x, self.W), self.b)
 
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
-        return (RECURRENCE, (self.U,)) if (self.activation, self.clip) == ("tanh", None) else None
-
-    def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
-        """Compute one step: (h, c) → (h', c')."""
-        gates, phi = layout.split(a, 4), ACTIVATIONS[self.activation]
-        return _step(layout, layout.weights((self.U,)), carry, gates, phi, self.clip)[0]
+    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
+        return RECURRENCE, (self.U,)
 
 
 def init_lstm(

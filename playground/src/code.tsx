@@ -84,8 +84,8 @@ export function Code() {
       <p>
         To check your own network, print its state on the line above each call. From the second call on, it must be
         neither <code>None</code> nor all zeros. If each call gets the newest character alone and no state, as
-        in <code>y, _ = gru(x)</code>, it is reset. Other causes of gibberish are a temperature that is too high, characters numbered differently than in
-        training, and too little training.
+        in <code>y, _ = gru(x)</code>, it is reset. Other causes of gibberish are a temperature that is too high,
+        characters numbered differently than in training, and too little training.
       </p>
     </>
   );
