@@ -12,23 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxgru.lm.training import Epoch
-from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, beside, head, svg
+from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, beside, head, svg
 from pages.models import called, kind
 from study.records import load_published
 
 Points = Sequence[tuple[int, float]]
 
-COLORS = {
-    "astra_alpha": BLUE, "astra_beta": PURPLE, "astra_gamma": ORANGE, "scribe": GREEN,
-    "leviathan": RED,
-}  # fmt: skip
-"""By config, or by family; all others are grey."""
-
-
-def color_of(name: str) -> str:
-    """Return the color of a model; `name` begins with its config's name."""
-    config = name.partition(",")[0].partition(" ")[0]
-    return COLORS.get(config) or COLORS.get(config.partition("_")[0], GREY)
+CURVES = BLUE, ORANGE, GREEN
 
 
 def plot_memory(
@@ -47,20 +37,21 @@ def plot_memory(
     with svg(path, 3.9) as figure:
         axes = figure.subplots()
         axes.axhline(ngrams[1], color=GREY, lw=1, ls="--", zorder=1)
-        for name, (points, stream) in curves.items():
+        for color, (name, (points, stream)) in zip(CURVES, curves.items(), strict=False):
             k, losses = zip(*points, strict=True)
-            color = color_of(name)
             axes.plot([*k, never], [*losses, stream], color=color, marker="o", ms=3.5, zorder=3)
             near = {"va": "bottom"} if name == "elman_alpha" else {}  # above the next curve's label
             beside(axes, in_two_lines(name), (never, stream), color, **near)
         name, (points, kept) = next(iter(curves.items()))
-        color, reset = color_of(name), dict(points).get(1, kept)
-        axes.plot([1, never], [reset, reset], color=color, lw=1, ls=":", zorder=2)
+        reset = dict(points).get(1, kept)
+        axes.plot([1, never], [reset, reset], color=BLUE, lw=1, ls=":", zorder=2)
         axes.annotate("", (never, reset), (never, kept), arrowprops={
-            "arrowstyle": "-|>", "color": color, "lw": 1.8, "shrinkA": 4, "shrinkB": 0,
+            "arrowstyle": "-|>", "color": BLUE, "lw": 1.8, "shrinkA": 4, "shrinkB": 0,
         })  # fmt: skip
-        beside(axes, f"{kept:.3f} → {reset:.3f}", (never, (kept + reset) / 2), color, weight="bold",
-               size=13, xytext=(-8, 0), ha="right")  # fmt: skip
+        middle, to_left = (never, (kept + reset) / 2), {"ha": "right", "color": BLUE}
+        beside(axes, kind(name), middle, xytext=(-8, 12), **to_left)
+        beside(axes, f"{kept:.3f} → {reset:.3f}", middle, xytext=(-8, -3), weight="bold", size=13,
+               **to_left)  # fmt: skip
         beside(axes, "a table of bigram counts", (never, ngrams[1]), GREY, xytext=(-8, -3),
                ha="right", va="top")  # fmt: skip
         head(axes, "What a reset costs", "loss in nats per character; lower is better")
@@ -89,14 +80,6 @@ def in_quarter_octaves(values: Sequence[float]) -> list[tuple[int, int, float]]:
     ]
 
 
-def where_below(curve: Sequence[tuple[float, float]], level: float) -> float:
-    """Return where a curve between points, on logarithmic axes, falls below a level for good."""
-    (left, above), (right, below) = [
-        ends for ends in itertools.pairwise(curve) if ends[0][1] >= level
-    ][-1]
-    return left * (right / left) ** (math.log(above / level) / math.log(above / below))
-
-
 def plot_recovery(
     path: Path, curves: Mapping[str, tuple[Sequence[float], int | str]], filled: float
 ) -> None:
@@ -110,13 +93,13 @@ def plot_recovery(
     with svg(path, 3.7) as figure:
         axes = figure.subplots()
         axes.axhspan(low, filled, color=BAND, lw=0, zorder=0)
-        for name, (excess, last) in curves.items():
-            means = itertools.takewhile(lambda group: group[2] > 0, in_quarter_octaves(excess))
-            curve = [(math.sqrt(first * end), mean) for first, end, mean in means]
-            axes.plot(*zip(*curve, strict=True), color=color_of(name), label=called(name))
-            entry = where_below(curve, filled), filled
-            axes.plot(*entry, marker="o", ms=6, color=color_of(name))
-            beside(axes, f"after {last}", entry, color_of(name), weight="bold", size=13,
+        for color, (name, (excess, last)) in zip(CURVES, curves.items(), strict=False):
+            groups = in_quarter_octaves(excess)
+            until = max(i for i, (*_, mean) in enumerate(groups) if mean >= filled) + 2
+            curve = [(math.sqrt(first * end), max(mean, low)) for first, end, mean in groups]
+            axes.plot(*zip(*curve[:until], strict=True), color=color, label=called(name))
+            axes.vlines(last, low, filled, color=color, lw=1.2, ls=":", zorder=1)
+            beside(axes, f"after {last}", (last, filled), color, weight="bold", size=13,
                    xytext=(6, 8))  # fmt: skip
         axes.legend(loc="upper right")
         axes.annotate(f"within {filled}", (1, low), (-4, 5), ha="right", color=GREY,
@@ -162,8 +145,8 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
             axes.locator_params(axis="x", integer=True)
         found = dict(zip(*reversed(grid[0].get_legend_handles_labels()), strict=True))
         figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=2,
-                      title="loss in nats per token", alignment="left",
-                      title_fontproperties={"size": 10.5}).get_title().set_color(GREY)  # fmt: skip
+                      title="Loss by epoch, in nats per token", alignment="left",
+                      title_fontproperties={"size": 13, "weight": "bold"})  # fmt: skip
 
 
 RIGHT, LEFT, ABOVE, BELOW = (6, 0), (-6, 0), (0, 6), (0, -6)
@@ -185,8 +168,9 @@ def plot_sensitivity(path: Path, points: Mapping[str, tuple[int, float]]) -> Non
     with svg(path, 5.4) as figure:
         axes = figure.subplots()
         for name, (parameters, cost) in points.items():
-            color, face = color_of(name), "none" if "," in name else color_of(name)
-            axes.plot(parameters, cost, marker="o", ms=6, color=color, mfc=face)
+            color = GREEN if "subwords" in called(name) else BLUE
+            axes.plot(parameters, cost, marker="o", ms=6, color=color,
+                      mfc="none" if "," in name else color)  # fmt: skip
             x, y = SIDES.get(name, RIGHT)
             beside(axes, label_of(name), (parameters, cost), color, xytext=(x, y), size=9.5,
                    ha="right" if x < 0 else "left" if x else "center",

@@ -19,7 +19,7 @@ from jaxgru.lm.evaluation import random_batch_losses
 from jaxgru.lm.runs.folders import RunInfo, save_config, save_info
 from pages.markdown import DOCS, table
 from pages.records import dumps, load
-from study.figures import in_quarter_octaves, where_below
+from study.figures import in_quarter_octaves
 from study.records import Run, Study
 from study.study_page import FILLED, Page, first_below
 
@@ -123,14 +123,6 @@ def test_first_below():
     assert first_below([0.5] + [0.0] * 15 + [0.03] + [0.0] * 10) == 18
     assert first_below([0.5] + [0.0] * 15 + [0.029] + [0.0] * 10) == 1
     assert FILLED == 0.01
-
-
-def test_where_a_curve_falls_below_a_level():
-    """On k⁻² it is at k = level^(−1/2), also if an earlier point is below the level."""
-    curve = [(float(k), k**-2.0) for k in range(1, 20)]
-    assert where_below(curve, 0.01) == pytest.approx(10)
-    assert where_below(curve, 0.012) == pytest.approx(0.012**-0.5)
-    assert where_below([(0.5, 1.0), (0.75, 0.001), *curve], 0.01) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
