@@ -15,18 +15,15 @@ from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages.markdown import DOCS, ROOT, table, write_page
 from pages.models import called
-from pages.records import load
-from study.records import Study
-from study.study_page import Page
 
 COMMAND = "jaxgru sample astra_beta --compare --num-tokens 60"
 WIDTH = "92"  # of the sample, in columns
-SHOWN = ["astra_alpha", "astra_beta", "astra_gamma", "scribe_alpha", "leviathan"]
+SHOWN = ["astra_alpha", "astra_beta", "astra_gamma"]
 CONTESTANTS = {
     "jaxgru": "jaxgru",
     "autodiff": "`lax.scan`",
     "nnx": "Flax NNX",
-    "haiku": "Haiku",
+    "haiku": "dm-haiku",
     "torch.nn": "`torch.nn`",
 }
 
@@ -45,31 +42,14 @@ def main() -> None:
 def tables(sample: str) -> dict[str, str]:
     """Return the tables; `sample` is what COMMAND prints."""
     shown = "\n".join(line.rstrip() for line in sample.rstrip().splitlines())
-    return {"sample": f"```\n$ {COMMAND}\n{shown}\n```", "results": results(), "speeds": speeds()}
-
-
-def results() -> str:
-    """Return the table of what a reset at every token costs, in nats per character."""
-    study, lines = load(DOCS / "study.json", Study), []
-    page = Page(study.runs, study.ngrams)
-    for name in SHOWN:
-        run = page.first[name]
-        measured = run.measured
-        losses = measured.stream, measured.stateless, measured.sensitivity
-        lines.append([run.called, f"{run.parameters:,}",
-                      *(f"{measured.per_character(loss):.3f}" for loss in losses)])  # fmt: skip
-    return table(
-        ["nats per character", "parameters", "state kept", "reset before every token", "cost"],
-        lines,
-        "lr",
-    )
+    return {"sample": f"```\n$ {COMMAND}\n{shown}\n```", "speeds": speeds()}
 
 
 def speeds() -> str:
     """Return the table of training steps in milliseconds: a row per config."""
     lines = []
     steps = newest(load_benchmarks(DOCS / "benchmarks.json"), ["training"], "float32")
-    for ours, faster in compared(r for r in steps if r.config in SHOWN[:3]):
+    for ours, faster in compared(r for r in steps if r.config in SHOWN):
         times = [value(ours, faster[name] * ours.median) for name in CONTESTANTS]
         lines.append([called(ours.config), f"**{times[0]}**", *times[1:]])
     return table(["model", *CONTESTANTS.values()], lines, "lr")
