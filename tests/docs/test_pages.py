@@ -175,7 +175,7 @@ class TestTheSite:
             text = (DOCS / f"{page}.md").read_text()
             return "\n".join(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
 
-        named = set(re.findall(r'^`"(\w+)"`', first_cells("how_it_works"), re.MULTILINE))
+        named = set(re.findall(r'`"(\w+)"`', first_cells("how_it_works")))
         assert named == set(IMPLEMENTATIONS)
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = set(re.findall(r"[\w]+(?=[],])", first_cells("install")))
