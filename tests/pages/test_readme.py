@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from maintain import readme
-from pages.markdown import CODE, fill
+from pages.markdown import CODE, DOCS, fill
+from pages.records import load
+from study.records import Study
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,6 +24,15 @@ def test_its_tables_are_those_of_the_records_and_a_model(script, monkeypatch):
     name, *options = shlex.split(readme.COMMAND)[1:]
     tables = readme.tables(script(Path(name).stem, *options).out)
     assert fill(README, tables.pop) == README and tables == {}
+
+
+def test_its_losses_are_those_of_the_records():
+    """Of astra_alpha with its state kept and with a reset before every character, and of bigrams."""
+    study = load(DOCS / "study.json", Study)
+    kept = next(r.measured for r in study.runs if r.title == "astra_alpha" and r.seed == 0)
+    losses = kept.stream, kept.stateless, study.ngrams["astra_alpha"][1]
+    stated = re.findall(r"\d\.\d{3}", README.partition("## What a reset costs")[2])
+    assert stated[:3] == [f"{loss:.3f}" for loss in losses]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
