@@ -27,7 +27,7 @@ def test_its_tables_are_those_of_the_records_and_a_model(script, monkeypatch):
 
 
 def test_its_losses_are_those_of_the_records():
-    """Of astra_alpha with its state kept and with a reset before every character, and of bigrams."""
+    """Of astra_alpha, its state kept and reset before every character, and of bigram counts."""
     study = load(DOCS / "study.json", Study)
     kept = next(r.measured for r in study.runs if r.title == "astra_alpha" and r.seed == 0)
     losses = kept.stream, kept.stateless, study.ngrams["astra_alpha"][1]
