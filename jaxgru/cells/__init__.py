@@ -22,10 +22,8 @@ from jaxgru.cells.base import (
     LSTMState,
     Recurrence,
     Size,
-    described,
     named,
     register,
-    struct,
 )
 from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
@@ -38,6 +36,7 @@ from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
 from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
 from jaxgru.cells.products import Lookup, rows
+from jaxgru.cells.pytrees import described, struct
 from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [

@@ -1,29 +1,28 @@
-"""What every cell offers (`Cell`), and what cells share: carries, masks, promotion.
+"""What every cell offers (`Cell`), and what cells share: functions, carries, sizes.
 
 Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
 elementwise product. Arrays are time-major.
 
-`products.py` has the matrix products, `initial_weights.py` the distributions of new weights,
-`layers/over_time.py` the pass over time and its gradient.
+`pytrees.py` makes a cell a pytree, `promotion.py` says in which dtype it computes, `products.py`
+has the matrix products and `initial_weights.py` the distributions of new weights.
+`layers/over_time.py` has the pass over time and its gradient.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, dataclass_transform
+from dataclasses import fields
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.tree_util import GetAttrKey
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.cells.pytrees import exportable, is_array, sizes_of_fields
 from jaxgru.errors import a_type, shown
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
@@ -33,7 +32,6 @@ Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from la
 Carry: TypeAlias = Hidden | tuple[Float[Array, "B ..."], ...]  # begins with h
 StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
 CellParams: TypeAlias = Any  # a `Cell`: one layer's parameters
-T = TypeVar("T")
 C = TypeVar("C", bound="type[Cell]")
 
 
@@ -66,68 +64,6 @@ def clipped(a: Array, clip: float | None) -> Array:
 def is_whole(value: Any) -> bool:
     """Return whether a value is a whole number of Python's or NumPy's, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def struct(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass and a pytree, with a method `replace`, as `flax.struct` does.
-
-    Its fields are the pytree's children, in their order. A field with `metadata={"static": True}`
-    is part of the tree's structure instead. Its `repr` shows arrays by their dtypes and shapes.
-    """
-    cls = dataclass(frozen=True, repr=False)(cls)
-    cls.replace = replace  # pyright: ignore[reportAttributeAccessIssue]  a new attribute
-    if cls.__repr__ is object.__repr__:
-        cls.__repr__ = sizes_of_fields  # pyright: ignore[reportAttributeAccessIssue]
-    all_fields = fields(cls)  # pyright: ignore[reportArgumentType]  a dataclass by now
-    static = [f.name for f in all_fields if f.metadata.get("static")]
-    data = [f.name for f in all_fields if f.name not in static]
-
-    def flatten(p: T) -> tuple[tuple, tuple]:
-        return tuple(getattr(p, name) for name in data), tuple(getattr(p, name) for name in static)
-
-    def flatten_with_keys(p: T) -> tuple[tuple, tuple]:
-        leaves, kept = flatten(p)
-        return tuple(zip(map(GetAttrKey, data), leaves, strict=True)), kept
-
-    def unflatten(kept: tuple, leaves: Any) -> T:
-        return cls(**dict(zip(data, leaves, strict=True)), **dict(zip(static, kept, strict=True)))
-
-    # Not `register_dataclass`: to it, two classes with the same fields are equal, and `jit` then
-    # sometimes runs what it has compiled for the other one (47 of 300 times with JAX 0.10.2)
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    exportable(cls)
-    return cls
-
-
-def is_array(leaf: Any) -> bool:
-    """Return whether a leaf has a shape and a dtype."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def described(params: Any) -> str:
-    """Return the fields of a struct for a message, with arrays as their dtypes and shapes."""
-    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if is_array(leaf) else shown(leaf)
-    return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
-
-
-def sizes_of_fields(params: Any) -> str:
-    """Return a struct's `repr`."""
-    return f"{type(params).__name__}({described(params)})"
-
-
-def exportable(cls: type) -> None:
-    """Let `jax.export` serialize functions that take this class of pytrees as an argument.
-
-    Of a class that is defined again, as in a notebook, it knows only the first.
-    """
-    with contextlib.suppress(ValueError):
-        export.register_pytree_node_serialization(
-            cls,
-            serialized_name=f"{cls.__module__}.{cls.__qualname__}",
-            serialize_auxdata=lambda fields: json.dumps(fields).encode(),
-            deserialize_auxdata=lambda text: tuple(json.loads(text)),
-        )
 
 
 class Cell:
@@ -347,66 +283,6 @@ def named(name: str, state: Any, wanted: type) -> Any:
         f"{name} of a layer is {seen}; it must be {wanted.__name__}({parts}), or a dict with the "
         f"keys {keys}."
     )
-
-
-def vary_alike(tree: Any) -> Any:
-    """Return the tree with every array varying over the same axes of a `jax.shard_map`.
-
-    A hand-written gradient must have the type of its argument, and within a `shard_map` the axes
-    over which an array varies are a part of its type. JAX differentiates this function itself: the
-    gradient of what did not vary is summed over the devices.
-    """
-    varying = lambda leaf: jax.typeof(leaf).manual_axis_type.varying
-    axes = frozenset().union(*map(varying, jax.tree.leaves(tree)))
-    if not axes:
-        return tree
-
-    def vary(leaf: Array) -> Array:
-        if not (missing := axes - varying(leaf)):
-            return leaf
-        wide = jax.lax.pcast(at_least_float32(leaf), tuple(missing), to="varying")
-        return wide.astype(leaf.dtype)
-
-    return jax.tree.map(vary, tree)
-
-
-# JAX promotes nothing implicitly under `jax_numpy_rank_promotion="raise"` and
-# `jax_numpy_dtype_promotion="strict"`, so these do it.
-
-
-def widest(*arrays: Any) -> DTypeLike:
-    """Return the dtype, of arrays or dtypes, that all of them are promoted to."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*arrays)
-
-
-def at_least_float32(tree: T) -> T:
-    """Return the tree with floating-point arrays of 16 bits widened, as sums of many terms need."""
-    narrow = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if narrow(leaf) else leaf, tree)
-
-
-def in_dtypes_of(like: T, tree: T) -> T:
-    """Return the tree with each array in the dtype of the one in `like`."""
-    return jax.tree.map(lambda like, leaf: leaf.astype(like.dtype), like, tree)
-
-
-def rounded_inside(weights: T) -> Callable[[], T]:
-    """Return a function that returns the weights; the body of a loop calls it.
-
-    JAX adds up the gradients of what a loop closes over in its dtype, and of a long sum in bfloat16
-    little is left. So the loop closes over wide weights, and its body rounds them.
-    """
-    wide = at_least_float32(weights)
-    return lambda: in_dtypes_of(weights, wide)
-
-
-def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Array, "*n H"]:
-    """Return a + b in the wider dtype, with the bias b in each row; a, if there is no bias."""
-    if b is None:
-        return a
-    dtype = widest(a, b)
-    return a.astype(dtype) + jax.lax.broadcast_to_rank(b.astype(dtype), a.ndim)
 
 
 def sizes_of_gates(

@@ -18,14 +18,14 @@ from jaxgru.cells.base import (
     check_flags,
     check_functions,
     clipped,
-    plus,
     register,
     sizes_of_gates,
-    struct,
 )
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
 from jaxgru.cells.products import dot, gradient_of
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 from jaxgru.errors import UserError, shown
 
 

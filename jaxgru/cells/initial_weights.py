@@ -11,7 +11,8 @@ from jax.nn.initializers import Initializer, lecun_normal, orthogonal, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxgru.cells.base import is_whole, widest
+from jaxgru.cells.base import is_whole
+from jaxgru.cells.promotion import widest
 from jaxgru.errors import a_type, shown
 
 DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {

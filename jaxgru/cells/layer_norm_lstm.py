@@ -9,19 +9,13 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    AnyLSTM,
-    LSTMState,
-    StateWeights,
-    plus,
-    register,
-    sizes_of_gates,
-    struct,
-)
+from jaxgru.cells.base import AnyLSTM, LSTMState, StateWeights, register, sizes_of_gates
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 
 
 @register

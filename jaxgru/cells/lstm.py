@@ -20,15 +20,15 @@ from jaxgru.cells.base import (
     check_flags,
     check_functions,
     clipped,
-    plus,
     register,
     sizes_of_gates,
-    struct,
 )
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
 from jaxgru.cells.lstm_projection import ProjectedLSTMParams, init_projected_lstm
 from jaxgru.cells.products import dot, gradient_of
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 from jaxgru.errors import UserError, shown
 
 

@@ -11,9 +11,11 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import AnyLSTM, LSTMState, Recurrence, plus, register, sizes_of_gates, struct
+from jaxgru.cells.base import AnyLSTM, LSTMState, Recurrence, register, sizes_of_gates
 from jaxgru.cells.initial_weights import initializers, lstm_weights
 from jaxgru.cells.products import dot, gradient_of
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 
 
 @register

@@ -26,11 +26,13 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, plus, register, struct
+from jaxgru.cells.base import Cell, Hidden, register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.marks import Marks, before_each
 from jaxgru.cells.products import Lookup, apply_to, dot
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 
 
 @register

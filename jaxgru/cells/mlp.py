@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Context, Hidden, Size, plus, register, struct, widest
+from jaxgru.cells.base import Cell, Context, Hidden, Size, register
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import dot, looked_up
+from jaxgru.cells.promotion import plus, widest
+from jaxgru.cells.pytrees import struct
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 

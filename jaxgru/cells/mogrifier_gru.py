@@ -10,9 +10,11 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, plus, register, struct
+from jaxgru.cells.base import Cell, Hidden, register
 from jaxgru.cells.initial_weights import check_size, gru_weights
 from jaxgru.cells.layout import Layout
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 
 
 @register

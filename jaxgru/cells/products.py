@@ -16,7 +16,7 @@ from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.base import at_least_float32, vary_alike, widest
+from jaxgru.cells.promotion import at_least_float32, vary_alike, widest
 from jaxgru.errors import shown
 
 T = TypeVar("T")

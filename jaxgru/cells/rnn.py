@@ -17,14 +17,14 @@ from jaxgru.cells.base import (
     Hidden,
     check_functions,
     clipped,
-    plus,
     register,
     sizes_of_gates,
-    struct,
 )
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
+from jaxgru.cells.promotion import plus
+from jaxgru.cells.pytrees import struct
 
 
 @register

@@ -17,8 +17,10 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells import CellParams, cell, cell_of, hidden, zero_carry
-from jaxgru.cells.base import AnyArray, Size, described, named, widest
+from jaxgru.cells.base import AnyArray, Size, named
 from jaxgru.cells.products import Lookup
+from jaxgru.cells.promotion import widest
+from jaxgru.cells.pytrees import described
 from jaxgru.errors import a_type
 from jaxgru.layers.stack import ResidualStack
 

@@ -27,10 +27,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jaxgru.cells import Carry, CellParams, cell, hidden, sizes
-from jaxgru.cells.base import Size, rounded_inside, vary_alike
+from jaxgru.cells.base import Size
 from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import Lookup, before_lookup, looked_up
+from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features

@@ -9,7 +9,8 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn, sizes
-from jaxgru.cells.base import check_flags, is_whole, struct
+from jaxgru.cells.base import check_flags, is_whole
+from jaxgru.cells.pytrees import struct
 from jaxgru.errors import shown
 
 INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lstm, "rnn": init_rnn}

@@ -27,9 +27,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, CellParams, rounded_inside, vary_alike
+from jaxgru.cells.base import Carry, CellParams
 from jaxgru.cells.marks import Marks, Mask, hidden
 from jaxgru.cells.products import Lookup, apply_to
+from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.layers.over_time import over_time
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxgru.cells.base import AnyArray, at_least_float32
+from jaxgru.cells.base import AnyArray
+from jaxgru.cells.promotion import at_least_float32
 from jaxgru.layers.arguments import as_carry, carry_like
 from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper

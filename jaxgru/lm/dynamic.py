@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.base import AnyArray, at_least_float32, in_dtypes_of
+from jaxgru.cells.base import AnyArray
+from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, counted
 from jaxgru.lm.arguments import check_number, check_whole
 from jaxgru.lm.data.batching import as_text, windows

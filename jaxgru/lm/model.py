@@ -18,10 +18,12 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
 from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
-from jaxgru.cells.base import AnyArray, Size, at_least_float32, plus, struct, widest
+from jaxgru.cells.base import AnyArray, Size
 from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, rows
 from jaxgru.cells.products import round_weights as rounded
+from jaxgru.cells.promotion import at_least_float32, plus, widest
+from jaxgru.cells.pytrees import struct
 from jaxgru.layers.arguments import as_flags, as_jax
 from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla

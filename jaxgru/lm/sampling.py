@@ -16,8 +16,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
-from jaxgru.cells.base import AnyArray, at_least_float32, check_flags
+from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
+from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import UserError, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
 from jaxgru.layers.unroll import unroll

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Cell, struct
+from jaxgru.cells.base import Cell
 from jaxgru.cells.initial_weights import initializers
+from jaxgru.cells.pytrees import struct
 
 
 @struct

@@ -15,7 +15,8 @@ from minimal_gated_unit import MGUParams
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.cells.base import Cell, struct
+from jaxgru.cells.base import Cell
+from jaxgru.cells.pytrees import struct
 from jaxgru.lm.config import load_config
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs.lifecycle import resume_run, start_run

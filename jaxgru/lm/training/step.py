@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.cells.base import at_least_float32, in_dtypes_of, rounded_inside, struct
 from jaxgru.cells.layout import IN_ROWS
+from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
+from jaxgru.cells.pytrees import struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.implementations import in_segments
