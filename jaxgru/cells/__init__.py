@@ -53,23 +53,14 @@ for _module in pkgutil.iter_modules(__path__):  # each file registers its cell
 
 
 def cell_of(params: CellParams) -> Cell:
-    """Return a layer's parameters.
-
-    Raises:
-      TypeError: they are not of a cell.
-    """
+    """Return a layer's parameters."""
     if not isinstance(params, Cell):
         raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
     return params
 
 
 def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN) -> Carry:
-    """Compute one step by its definition, in the carry's dtype, differentiated by JAX.
-
-    Raises:
-      TypeError: the parameters are not of a cell.
-      ValueError: the parts of an LSTM's state are not named.
-    """
+    """Compute one step by its definition, in the carry's dtype, differentiated by JAX."""
     start = jax.eval_shape(lambda: cell_of(params).zero_carry(1))
     carry = named("the carry", carry, type(start))
     dtype = hidden(carry).dtype
@@ -81,12 +72,7 @@ gru_cell = lstm_cell = rnn_cell = mlp_cell = cell
 
 
 def sizes(params: CellParams) -> tuple[int, int]:
-    """Return the sizes (E, H) of a layer's input and of its h.
-
-    Raises:
-      TypeError: the parameters are not of a cell.
-      ValueError: the shapes of the parameters contradict each other.
-    """
+    """Return the sizes (E, H) of a layer's input and of its h."""
     if (known := cell_of(params).sizes()) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return known

@@ -264,9 +264,8 @@ class AnyLSTM(Cell):
 def named(name: str, state: Any, wanted: type) -> Any:
     """Return a layer's state; one with named parts may be a dict, as checkpoints return it.
 
-    Raises:
-      ValueError: the parts have names, and this state does not name them. By position, a pair in
-        Flax's order, (c, h), would be taken for (h, c).
+    Parts without names are refused: by position, a pair in Flax's order, (c, h), would be taken
+    for (h, c).
     """
     fields = getattr(wanted, "_fields", None)
     if not fields or isinstance(state, wanted):

@@ -43,11 +43,6 @@ def initializers(
     normal with the variance 1/E (LeCun et al. 1998, Efficient BackProp), truncated; b is zeros.
     With "pytorch", all three are uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. An initializer
     draws in float32 or wider, because some of JAX's cannot draw narrower numbers.
-
-    Raises:
-      ValueError: `init` is unknown; a size is not a positive whole number; `num_blocks` does not
-        divide H; the dtype is not floating-point; or an initializer is not a function, or does not
-        return floating-point numbers of the given shape.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
         check_size(name, size)

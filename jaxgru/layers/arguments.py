@@ -26,11 +26,7 @@ from jaxgru.layers.stack import ResidualStack
 
 
 def as_array(name: str, value: Any) -> AnyArray:
-    """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's.
-
-    Raises:
-      ValueError: the value is not like an array, or its dtype is none of JAX's.
-    """
+    """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's."""
     if isinstance(value, jax.Array):
         return value
     try:
@@ -53,11 +49,7 @@ def as_jax(name: str, value: Any) -> Array:
 
 
 def as_input(x: Any) -> Any:
-    """Return the input of `unroll` or `bidirectional` as an array.
-
-    Raises:
-      ValueError: it is not floating-point, or has fewer than two axes.
-    """
+    """Return the input of `unroll` or `bidirectional` as an array."""
     if isinstance(x, Lookup):
         table, ids = (as_jax("x", part) for part in x)
         if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim < 1:
@@ -96,12 +88,7 @@ def is_pair(layers: Any) -> bool:
 
 
 def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
-    """Return the layers as a tuple, and whether a single layer was given.
-
-    Raises:
-      ValueError: there is no layer; they are the layers of two directions; or one is not a layer's
-        parameters in floating point.
-    """
+    """Return the layers as a tuple, and whether a single layer was given."""
     if is_pair(layers):
         raise ValueError(
             f"{name} is a pair, with the layers of two directions, as of a bidirectional module; "
@@ -135,10 +122,6 @@ def check_stack(layers: Sequence[Any], features: int, residual: bool = False) ->
       layers: each layer, or its layers of two directions.
       features: the number that the first takes.
       residual: each layer above the first adds its input to its output.
-
-    Raises:
-      ValueError: a layer takes another number of features, or its parameters contradict each
-        other; or a layer of a residual stack returns another number than it takes.
     """
     for i, layer in enumerate(layers):
         sides = layer if isinstance(layer, tuple) else (layer,)
@@ -212,11 +195,6 @@ def as_carry(
     Args:
       one: the carry is that of a single layer, not in a tuple.
       batch: its batch axes, which become one; None: it has one.
-
-    Raises:
-      ValueError: the parts of an LSTM's state are not named; its shapes do not fit the layers and
-        the batch; its dtype is not floating-point or is narrower than the layers'; or the parts of
-        an entry have different dtypes.
     """
     carry, seen = _arrays("the carry", carry, like, one)
     batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
@@ -250,10 +228,6 @@ def as_initial(initial: Any, like: Any, one: bool, carry: Any, batch: tuple[Size
     Args:
       one: as for `as_carry`; likewise `batch`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
-
-    Raises:
-      ValueError: the parts of an LSTM's state are not named; the shapes do not fit; or it is not
-        floating-point.
     """
     initial, seen = _arrays("initial", initial, like, one)
     wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
@@ -293,11 +267,7 @@ def _as_tuples(tree: Any) -> Any:
 
 
 def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
-    """Return flags as bool. They may be numbers that are 0 or 1, if their values are known.
-
-    Raises:
-      ValueError: they have another shape, are numbers other than 0 and 1, or are traced numbers.
-    """
+    """Return flags as bool. They may be numbers that are 0 or 1, if their values are known."""
     flags = as_array(name, flags)
     if flags.dtype == bool and flags.shape == shape:
         return flags
@@ -327,9 +297,6 @@ def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, 
     Args:
       shape: of the result: (B, T), (T, B), or (T,) for one sequence.
       axis: that of T.
-
-    Raises:
-      ValueError: the lengths are not integers of this shape, or are known and not in 0 … T.
     """
     lengths = as_array("lengths", lengths)
     T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])

@@ -88,11 +88,7 @@ Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout
 
 
 def each(dropout: Dropouts) -> list[Dropout]:
-    """Return the dropouts as a list.
-
-    Raises:
-      ValueError: one is not a Dropout, or two have the same site.
-    """
+    """Return the dropouts as a list."""
     several = dropout if isinstance(dropout, list | tuple) else (dropout,)
     found: list[Dropout] = []
     for one in several:
@@ -118,11 +114,6 @@ def dropout_masks(
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
     uses the rounded rate, so expectations are exact.
-
-    Raises:
-      ValueError: as `each`; the rate is not in [0, 1); the site or the kind is unknown; zoneout is
-        elsewhere than at the state; the key is None, except for zoneout; or the first row or step
-        is not a whole number that fits into 32 bits.
     """
     L = len(layers)
     by_layer = [NO_MARKS] * L
@@ -229,9 +220,6 @@ def seeded(dropout: Dropouts, layers: Sequence[CellParams]) -> list[Dropout]:
     """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds.
 
     Their first row and step are in 32 bits, so that `jit` can take them.
-
-    Raises:
-      ValueError: as `each`; or one is not a whole number that fits into 32 bits.
     """
     places = lambda one: {n: _whole(n, getattr(one, n)) for n in ("first_row", "first_step")}
     return [one.replace(key=_seeds(one, layers), **places(one)) for one in each(dropout)]
@@ -269,11 +257,7 @@ def _is_at(site: str, i: int, L: int) -> bool:
 
 
 def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
-    """Return, of each direction, for each of its L layers, the dropouts for `unroll` of it alone.
-
-    Raises:
-      ValueError: as `each`.
-    """
+    """Return, of each direction, for each layer, the dropouts for `unroll` of it alone."""
     parts: list[list[list[Dropout]]] = [[[] for _ in range(L)] for _ in range(2)]
     for one in each(dropout):
         site = "output" if one.site == "between" else one.site

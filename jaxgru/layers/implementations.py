@@ -100,10 +100,6 @@ def unroll_layer(
 
     Returns:
       The (masked) h' of every step, or the carry of every step; and the carry after the last one.
-
-    Raises:
-      ValueError: x does not have as many features as the layer takes; or there is variational
-        dropout at the state, but the cell has no known products of h with weights.
     """
     E, H = sizes(params)
     T, B, features = x.shape

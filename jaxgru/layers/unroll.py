@@ -221,11 +221,7 @@ def _run(
     dropout: Dropouts,
     reverse: bool,
 ) -> tuple[Any, ...]:
-    """Compute layers in one direction: y, the last carries and, if asked for, those of each step.
-
-    Raises:
-      ValueError: the implementation or the dropout is unknown; or `remat`, with T unknown.
-    """
+    """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
     check_implementation(options.implementation)
     *of_stack, remat = options
     T, B = given.x.shape[:2]

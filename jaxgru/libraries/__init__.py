@@ -28,11 +28,7 @@ def import_torch() -> ModuleType:
 def check_shapes(
     where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare tensors' shapes by name; `where` begins the message.
-
-    Raises:
-      InteropError: a tensor is missing, extra or of another shape; the message names one.
-    """
+    """Compare tensors' shapes by name; `where` begins the message."""
     for name in sorted(have.keys() | want.keys()):
         if name not in have:
             raise InteropError(f"{where}: the tensor {name} is missing.")

@@ -111,9 +111,6 @@ class Graph:
 
         Returns:
           Its result, in which a `Value` stands for each array.
-
-        Raises:
-          InteropError: ONNX, or the tables below, have no operators for it.
         """
         values, tree = jax.tree.flatten(args)
         like = tree.unflatten([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values])

@@ -19,11 +19,7 @@ from jaxgru.layers.arguments import as_array
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:
-    """Return tokens: an array, or lists of whole numbers. No tokens, (0,), may be of any dtype.
-
-    Raises:
-      ValueError: they are neither integers nor bool, or one does not fit into JAX's integers.
-    """
+    """Return tokens: an array, or lists of whole numbers. No tokens, (0,), may be of any dtype."""
     tokens = as_array(name, tokens)
     if tokens.shape == (0,):  # an empty list would be float32
         return tokens.astype(np.int32)
@@ -51,12 +47,7 @@ def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
 
 
 def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
-    """Return tokens as one sequence (N,), which may be empty.
-
-    Raises:
-      UserError: they are not one sequence, or one is outside the vocabulary.
-      ValueError: as `as_tokens`.
-    """
+    """Return tokens as one sequence (N,), which may be empty."""
     tokens = as_tokens(name, tokens)
     if tokens.ndim != 1:
         raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be one sequence, (N,).")
@@ -67,12 +58,7 @@ def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
 def check_whole(
     name: str, value: SupportsIndex, most: int = 2**31 - 1, named: str = "", least: int = 1
 ) -> int:
-    """Return a whole number from `least` to `most`, which the message may call `named`.
-
-    Raises:
-      UserError: it is outside, or a bool.
-      TypeError: it is not a whole number.
-    """
+    """Return a whole number from `least` to `most`, which the message may call `named`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -85,11 +71,7 @@ def check_whole(
 
 
 def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
-    """Return an allowed number as Python's; a traced one as it is.
-
-    Raises:
-      UserError: it is not allowed, or a bool.
-    """
+    """Return an allowed number as Python's; a traced one as it is."""
     if isinstance(value, Tracer):
         return value
     number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)

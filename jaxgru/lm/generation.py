@@ -72,9 +72,6 @@ def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
 
     For Tiny Shakespeare it is PROMPT; for another text a newline, or a word if the tokenizer has no
     newline.
-
-    Raises:
-      UserError: the tokenizer can encode none of its own pieces.
     """
     candidates = ["\n", " "]
     if text_sha256 == TINY_SHAKESPEARE_SHA256:

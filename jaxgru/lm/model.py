@@ -254,11 +254,7 @@ def stepper(
 
 
 def on_device(params: Params) -> Params:
-    """Return the parameters as JAX arrays; a caller may pass NumPy arrays.
-
-    Raises:
-      ValueError: a parameter is of a dtype that JAX does not have.
-    """
+    """Return the parameters as JAX arrays; a caller may pass NumPy arrays."""
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
         return params  # faster than rebuilding the tree
     return jax.tree.map(partial(as_jax, "a parameter"), params)
@@ -280,9 +276,6 @@ def token_nll(
     """Compute −log softmax(logits)[target] in nats: the cross-entropy of each prediction.
 
     In float32 at least. NaN for a target outside the vocabulary.
-
-    Raises:
-      ValueError: the targets are not integers, or not one for each prediction.
     """
     logits = at_least_float32(as_jax("logits", logits))
     targets = as_tokens("targets", targets)

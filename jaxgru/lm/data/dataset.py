@@ -71,13 +71,6 @@ def load_dataset(
     Returns:
       The config, with what the corpus decides (its absolute path, the size of the vocabulary); and
       the dataset.
-
-    Raises:
-      ChangedText: the texts do not have that SHA-256.
-      UserError: the corpus cannot be read, encoded or learned from, is too short for one batch or
-        for validation, has nothing that occurs data.min_count times, or does not have two units;
-        or data.tokenizer_file is not of the kind that data.tokenizer names, unless that is the
-        default.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file

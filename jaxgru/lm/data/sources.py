@@ -89,9 +89,6 @@ def find_files(place: str) -> list[Path]:
     """Return the file at a place, or those of a folder or a pattern, sorted; none if none is there.
 
     Hidden files are left out, and `**` follows no links.
-
-    Raises:
-      CorpusError: the pattern is not one, or a folder cannot be read.
     """
     path = Path(place)
     if os.path.isdir(path):

@@ -34,11 +34,7 @@ def end_of(unit: str) -> str:
 
 
 def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
-    """Return the token that ends a unit; None if the text is not read in units.
-
-    Raises:
-      TokenizerError: the tokenizer has no such token.
-    """
+    """Return the token that ends a unit; None if the text is not read in units."""
     if not unit:
         return None
     end = end_of(unit)
@@ -56,11 +52,7 @@ def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
 
 
 def split_units(text: str, unit: str) -> list[str]:
-    """Return a text's units, without their ends; the last one need not have one.
-
-    Raises:
-      UserError: the text has U+001E where that is to be the end of a unit.
-    """
+    """Return a text's units, without their ends; the last one need not have one."""
     if unit == "line":
         return lines_of(text)
     units = text.split(separator(unit))
@@ -89,9 +81,6 @@ def encode_units(
     """Return the tokens of units, each encoded by itself, with the end-of-unit token around each.
 
     Returns also the number of characters of the text that all tokens but the first stand for.
-
-    Raises:
-      TokenizerError: a unit cannot be encoded, or the tokenizer has no end-of-unit token.
     """
     ends = np.array([end_token(tokenizer, unit)], np.int32)
     parts = [ends]

@@ -44,11 +44,6 @@ def pack(
 
     Files are shared, and folders can tell who wrote them, so only the last name of each path in the
     config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
-
-    Raises:
-      InteropError: the parameters are not float32; or the parameters, the config and the tokenizer
-        do not fit together.
-      TokenizerError: loading would not know the tokenizer.
     """
     tensors = checked(where, flatten(params), flatten(like := _like(config)))
     # what is not in the tensors, such as an RNN's activation, is in the config alone
@@ -83,12 +78,6 @@ def unpack(
 
     Args:
       read: returns the tensors by name, given the parameters as shapes.
-
-    Raises:
-      InteropError: the config is broken, a tensor is missing, extra or of another shape, or the
-        SHA-256 is not that of the tensors and the other metadata.
-      TokenizerError: its kind is unknown.
-      MissingPackage: the tokenizer needs SentencePiece, which is not installed.
     """
     config = config_in(where, metadata)
     like = _like(config)

@@ -60,12 +60,7 @@ class BrokenCheckpoint(RunError):
 def load_folder(
     path: Path, epoch: Literal["best", "last"] | None = None
 ) -> tuple[Params, Config, Tokenizer]:
-    """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`.
-
-    Raises:
-      UserError: there is no run or no intact checkpoint, its parts cannot be read or do not fit
-        together, or the best epoch is asked for and none is finished.
-    """
+    """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`."""
     run = find_run(path)
     config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
@@ -161,9 +156,6 @@ def restore(
     mesh: the devices to restore onto, each its own part, however many it was written from; None:
     the default device alone.
     recorded: what `made_with` returns now, to be compared with the checkpoint's.
-
-    Raises:
-      RunError: there is none, it does not fit the config, or it was made with other values.
     """
     like = jax.eval_shape(
         lambda: _storable(init_state(config.model, config.training, config.data.batches))
@@ -206,10 +198,7 @@ def _read_newest(
     """Return what `read` gives for the newest intact checkpoint, its step, and newer ones' faults.
 
     Whoever trains the run deletes a checkpoint once there are two newer ones. So where one is not
-    whole and there are others than before, they are read instead.
-
-    Raises:
-      RunError: there is none, or `read` raises it for a checkpoint whose files are intact.
+    whole and there are others than before, they are read instead. RunError says that there is none.
     """
     broken: dict[Checkpoint, str] = {}
     steps = saved_steps(run)
@@ -334,10 +323,8 @@ class Checkpoint:
     def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
         """Return items in the form of these trees, on their leaves' shardings or the default one.
 
-        likes: for each item a tree of arrays or shapes; None: it is JSON.
-
-        Raises:
-          BrokenCheckpoint: an item is missing, damaged, or of other shapes.
+        likes: for each item a tree of arrays or shapes; None: it is JSON. BrokenCheckpoint says
+        that an item is missing, damaged or of other shapes.
         """
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 

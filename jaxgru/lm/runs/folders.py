@@ -49,11 +49,7 @@ class RunInfo:
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo = RunInfo()) -> Path:
-    """Create the next free version of a run folder, with its config, tokenizer and run.json.
-
-    Raises:
-      RunError: the folder cannot be written.
-    """
+    """Create the next free version of a run folder, with its config, tokenizer and run.json."""
     family, run = root / config.name, None
     try:
         run = _next_version(family)
@@ -153,11 +149,7 @@ def versions(family: Path) -> list[Path]:
 
 
 def find_run(path: str | Path) -> Path:
-    """Return the version that a path names: itself, or the newest one in a config's folder.
-
-    Raises:
-      RunError: there is no run.
-    """
+    """Return the version that a path names: itself, or the newest one in a config's folder."""
     path = Path(path)
     for run in (path, *versions(path)):
         if os.path.isfile(run / "config.toml"):  # Path.is_file raises where a name is too long
@@ -172,9 +164,7 @@ def find_run(path: str | Path) -> Path:
 def claim(run: Path) -> Iterator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
-    Raises:
-      RunError: another process holds the lock, Orbax cannot use the run's path, or a file cannot be
-        written, now or inside the context; then the message names the last checkpoint.
+    If a file cannot be written inside the context, the RunError names the last checkpoint.
     """
     if not is_first():
         yield  # the first process locks it for all

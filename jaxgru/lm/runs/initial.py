@@ -29,9 +29,6 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
 
     With another corpus, what is only true of the model's own text is left out: its encoding, and
     what it was validated on.
-
-    Raises:
-      UserError: there is no such model, or a value cannot be used.
     """
     theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
@@ -57,9 +54,6 @@ def load_initial(config: Config, expected: str = "") -> InitialModel | None:
     """Load the model that a run starts from; None: the run starts from random weights.
 
     expected: the SHA-256 that it must have; "": any.
-
-    Raises:
-      UserError: it cannot be loaded, it has other sizes than the config, or another SHA-256.
     """
     name = config.training.init
     if not name:
@@ -91,9 +85,6 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     otherwise a new one is learned. The model's path is filled in.
 
     sha256: the one that the text must have; "": any.
-
-    Raises:
-      UserError: as `load_dataset` and `load_initial`.
     """
     if config.training.init:
         training = dataclasses.replace(config.training, init=_source(config.training.init))

@@ -57,9 +57,6 @@ def losses_figure(
       train, validation: the loss of each epoch.
       published: of each published run, the losses of all epochs, as `train_loss` and `val_loss`;
         those of validation are of one batch.
-
-    Raises:
-      MissingPackage: matplotlib is not installed.
     """
     with needs("train"):  # takes long to import
         from matplotlib.figure import Figure
@@ -106,9 +103,6 @@ class Events:
     """The numbers of metrics.jsonl as scalars by step, for TensorBoard, in the folder tensorboard/.
 
     tensorboardX's `SummaryWriter` would write in a thread, in which a full disk is not noticed.
-
-    Raises:
-      MissingPackage: tensorboardX is not installed.
     """
 
     def __init__(self, run: Path, records: Sequence[Epoch]) -> None:

@@ -131,12 +131,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
-    """Return the tokenizer of this kind whose `to_bytes` returned the data.
-
-    Raises:
-      TokenizerError: the kind is unknown, or the data is not a tokenizer's.
-      MissingPackage: SentencePiece is needed and not installed.
-    """
+    """Return the tokenizer of this kind whose `to_bytes` returned the data."""
     cls = TOKENIZERS.get(kind)
     if cls is None:
         raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")

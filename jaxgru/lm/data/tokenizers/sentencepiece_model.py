@@ -70,12 +70,7 @@ class TooManyPieces(TokenizerError):
 
 
 def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
-    """Learn byte pairs of lines of text; return a model in SentencePiece's own format.
-
-    Raises:
-      TooManyPieces: the text is too short for a vocabulary of this size.
-      TokenizerError: the trainer fails for another reason.
-    """
+    """Learn byte pairs of lines of text; return a model in SentencePiece's own format."""
     with needs("train"):
         from sentencepiece import SentencePieceTrainer
 
