@@ -30,8 +30,8 @@ def main() -> NoReturn:
     words = sys.argv[1:]
     if words[:1] == ["help"]:  # as git and uv take it
         words = [*words[1:], "--help"]
-    elif words == ["version"]:
-        words = ["--version"]
+    elif words[:1] == ["version"]:
+        words = ["--version", *words[1:]]
     if words and words[0] in COMMANDS:
         sys.argv = [f"jaxgru {words[0]}", *words[1:]]
         run_command(words[0])

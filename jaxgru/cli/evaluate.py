@@ -99,7 +99,8 @@ def main() -> None:
     check(parser, arguments)
     load = _trained if arguments.ngram is None else _counted
     model, config, tokenizer, text = load(arguments)
-    output, console, name = arguments.output, Console(highlight=False), config.name
+    output, console = arguments.output, Console(highlight=False)
+    name = config.data.corpus if isinstance(model, NGram) else config.name
     place = text.source.removeprefix("the file ")
     if isinstance(text, Dataset):  # whose validation split is evaluated
         tokens, size, end = text.validation, text.num_characters, text.end

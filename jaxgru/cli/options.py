@@ -34,6 +34,15 @@ with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
     Formatter.styles["argparse.groups"] = "bold"
 
 MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
+SENTENCES = {
+    "argument (.*): not allowed with argument (.*)": r"\1 does not go with \2; leave one out.",
+    "argument (.*): ignored explicit argument (.*)": r"\1 takes no value; leave out \2.",
+    "one of the arguments (.*) is required": r"give one of \1.",
+    "the following arguments are required: (.*)": r"give \1, as in {call}.",
+    "unrecognized arguments: (.*)": r"there is no use for '\1'; leave it out, or put quotes "
+    "around a value that has spaces.",
+}
+"""What argparse says, and what is said instead."""
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 
 
@@ -44,7 +53,21 @@ class _Types(Formatter):
     help_markup = text_markup = False
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
+        return _kind(action)
+
+
+def _kind(action: argparse.Action) -> str:
+    return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
+
+
+def _wanted(action: argparse.Action) -> str:
+    """Return what an argument's value must be, for a sentence."""
+    if action.type in (int, float, bool):
+        return WORDS[action.type]
+    kind = str(action.metavar or _kind(action))
+    if action.choices or kind.startswith("{"):
+        return f"one of {', '.join(action.choices or kind.strip('{}').split(','))}"
+    return f"a {kind}" if action.option_strings else "a name or a path"
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,8 +100,12 @@ class Parser(argparse.ArgumentParser):
         return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit 2."""
-        _end(message)
+        """Print the sentence, or that of `SENTENCES` for one of argparse's, and exit 2."""
+        places = [str(a.metavar or a.dest) for a in self._actions if not a.option_strings]
+        for theirs, ours in SENTENCES.items():
+            ours = ours.replace("{call}", " ".join([self.prog, *places]))
+            message = re.sub(theirs, ours, message, flags=re.DOTALL)
+        _end(printable(message))
 
     def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown option is an error that names what was probably meant."""
@@ -94,19 +121,25 @@ class Parser(argparse.ArgumentParser):
             args[i] = declared[dashed] + equals + value
         return super().parse_args(args, namespace)
 
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            self.error(f"{error.argument_name} has no value; it must be {_wanted(action)}.")
+
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
+            if not arg_string and (action.metavar or action.type is Path):
+                raise argparse.ArgumentError(action, "is empty")
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
-            wanted = WORDS[cast(Any, action.type)]
-            self.error(f"{error.argument_name} is {arg_string!r}; it must be {wanted}.")
+            self.error(f"{error.argument_name} is {arg_string!r}; it must be {_wanted(action)}.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            wanted = ", ".join(action.choices or ())
-            self.error(f"{error.argument_name} is {value!r}; it must be one of {wanted}.")
+            self.error(f"{error.argument_name} is {value!r}; it must be {_wanted(action)}.")
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""

@@ -81,6 +81,7 @@ def make_parser() -> Parser:
         "--stop",
         action="append",
         default=[],
+        metavar="TEXT",
         type=unescaped,
         help="end the text before TEXT, in which \\n is a newline; may be given several times. The "
         "text of a model that was trained in units (data.unit) also ends where the unit does",

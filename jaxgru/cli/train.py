@@ -89,7 +89,7 @@ def main() -> None:
         )
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")
-    if arguments.config and os.path.isdir(arguments.config):
+    if arguments.config not in (None, *config_names()) and os.path.isdir(arguments.config):
         parser.error(f"{arguments.config} is a folder, not a config; --resume resumes a run.")
     if arguments.config and format_of(arguments.config):
         parser.error(f"{arguments.config} is a model, not a config; --init trains it further.")

@@ -37,7 +37,7 @@ class RepetitionPenalty:
 
     def __post_init__(self) -> None:
         finite = lambda x: 0 < x < math.inf
-        check_number("the penalty", self.penalty, finite, "a finite number above 0")
+        check_number("repetition_penalty", self.penalty, finite, "a finite number above 0")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -57,7 +57,7 @@ class MinP:
     fraction: float
 
     def __post_init__(self) -> None:
-        check_number("min-p", self.fraction, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        check_number("min_p", self.fraction, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         least = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
@@ -79,7 +79,7 @@ class Typical:
     mass: float
 
     def __post_init__(self) -> None:
-        check_number("the mass", self.mass, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        check_number("typical", self.mass, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         if self.mass == 1:

@@ -81,20 +81,28 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("train", "my.toml", "my.toml cannot be read: No such file or directory."),
         ("train", "runs", "runs is a folder, not a config; --resume resumes a run."),
         ("train", "m.onnx", "m.onnx is a model, not a config; --init trains it further."),
-        ("train", "leviathan more", "unrecognized arguments: more"),
-        ("train", "leviathan --config x", "argument --config: not allowed with argument CONFIG"),
-        ("train", "leviathan --training.steps-per-epoch none",
-         "--training.steps_per_epoch is 'none'; it must be a whole number."),
+        ("train", "leviathan more", 
+         "there is no use for 'more'; leave it out, or put quotes around a value that has spaces."),
+        ("train", "leviathan --config x", 
+         "--config does not go with CONFIG; leave one out."),
+        ("train", "leviathan --training.seed -1",
+         "training.seed is -1; it must be a whole number from 0 to 4294967295."),
         ("train", "leviathan --distributed.timeout 0",
          "--distributed.timeout is 0; it must be a whole number from 1 to 1000000000."),
         ("sample", "--num-samples 0",
          "--num-samples is 0; it must be a whole number from 1 to 4294967296."),
-        ("sample", "--ngram 3 astra_beta", "argument MODEL: not allowed with argument --ngram"),
+        ("train", "--resume=", "--resume is ''; it must be a RUN."),
+        ("sample", "--ngram 3 astra_beta", "MODEL does not go with --ngram; leave one out."),
+        ("sample", "--epoch --compare", "--epoch has no value; it must be one of best, last."),
+        ("sample", "--compare=3", "--compare takes no value; leave out '3'."),
+        ("sample", "--typical 2", "--typical is 2.0; it must be a number above 0 and at most 1."),
+        ("convert", "astra_beta", "give OUT, as in jaxgru convert IN OUT."),
         ("evaluate", "", "name a model, such as astra_beta or runs/NAME, or give --ngram N."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(script, tmp_path, name, words, says):
-    (tmp_path / "runs").mkdir()
+    for folder in "runs", "leviathan":  # the second is a config all the same
+        (tmp_path / folder).mkdir()
     assert script(name, *words.split()) == Outcome(2, "", f"jaxgru {name}: {says}\n")
 
 

@@ -291,11 +291,9 @@ class TestEvaluate:
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
         loss = numpy_gru_losses(params, tokenizer.encode(text.decode()), 200).mean()
         assert table_rows(done.out)["never: one stream"][1] == pytest.approx(loss, abs=1e-4)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xe9")))
-        assert (
-            "standard input is not a text in UTF-8: 'utf-8' codec can't decode byte 0xe9"
-            in script("evaluate", "--run", tiny_run, "--text", "-").err
-        )
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\n\xe9")))
+        says = "standard input is not a text in UTF-8: byte 6 (0xe9), in line 2, is not valid; "
+        assert says in script("evaluate", "--run", tiny_run, "--text", "-").err
 
     @pytest.mark.parametrize("model", ["run", "ngram"])
     def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model):
@@ -586,18 +584,19 @@ class TestEvaluateNGram:
         loss = model.token_nll(tokens[2700:]).mean()
         row = [np.exp(loss), loss, loss / np.log(2)]
         assert table_rows(done.out) == {"order 4": pytest.approx(row, abs=6e-5)}
-        assert "tiny: 299 tokens, 299 characters" in done.out
+        assert "tiny.txt: 299 tokens, 299 characters" in " ".join(done.out.split())
         (tmp_path / "other.txt").write_text("But soft")
         done = script("evaluate", "--ngram", 4, "--config", config, "--text", "other.txt")
-        assert "tiny on all of other.txt: 7 tokens, 7 characters" in done.out
+        assert "on all of other.txt: 7 tokens, 7 characters" in " ".join(done.out.split())
         loss = model.token_nll(tokenizer.encode("But soft")).mean()
         assert table_rows(done.out)["order 4"][1] == pytest.approx(loss, abs=6e-5)
 
     def test_the_study_s_bigram(self, script):
         """On the canonical corpus, in nats per character."""
         kept = json.loads((ROOT / "docs" / "study.json").read_text())["ngrams"]["astra_alpha"][1]
-        rows = table_rows(script("evaluate", "--ngram", 2).out)
-        assert rows["order 2"][1] == pytest.approx(kept, abs=6e-5)
+        out = script("evaluate", "--ngram", 2).out
+        assert out.startswith("tiny_shakespeare: 111,539 tokens, 111,539 characters ")
+        assert table_rows(out)["order 2"][1] == pytest.approx(kept, abs=6e-5)
 
 
 @pytest.mark.parametrize(
@@ -609,20 +608,14 @@ class TestEvaluateNGram:
         ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
         ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
         ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
-        ("evaluate --ngram 9", "--ngram is 9; it must be a whole number from 1 to 8."),
         ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
-        ("evaluate --ngram 2 --run x", "not allowed with argument"),
         ("evaluate --ngram 2 --config x", "there is no config 'x'"),
         ("sample RUN --top-k 1000", "--top-k is 1000"),
-        ("sample RUN --top-k many", "--top-k"),
-        ("sample RUN --temperature nan", "--temperature is nan"),
-        ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'"),
+        ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'; leave them out"),
         ("sample RUN --prompts odd.txt", "prompt 1: the vocabulary .* lacks '1', 'é'"),
         ("sample RUN --prompts odd.txt --compare", "leave out --prompt and --compare"),
         ("sample RUN --output x.jsonl", "give --prompts, too"),
         ("sample RUN --prompts odd.txt --output x.txt", "it must end in .jsonl"),
-        ("sample RUN --compare --top-k 0", "--top-k is 0"),
-        ("sample RUN --compare --prompt=", "gives no token"),
         ("sample RUN --compare --stateless", "kept and reset; leave out --stateless"),
         ("sample runs/nothing", "no model 'runs/nothing'; it must be a run's folder"),
         ("evaluate RUN --text gone.txt", "there is no file gone.txt"),
@@ -639,14 +632,13 @@ class TestEvaluateNGram:
             r"no/x.csv cannot be written: No such .* \(no\)",
         ),
         ("train", "give CONFIG, such as astra_alpha, or --init"),
-        ("train --summary", "or --resume RUN"),
         ("train astra_alpha --resume runs", "give CONFIG, such as astra_alpha, or --init"),
-        ("train astra_alpha --training.state_dropout", "argument --training.state_dropout: expec"),
+        ("train astra_alpha --training.state_dropout", "dropout has no value; it must be a num"),
         ("train astra_alpha --data.corpus missing.txt", "missing.txt"),
         ("train astra_alpha --data.corpus empty", "empty"),
         ("train astra_alpha --data.corpus TEXT --runs odd.txt", "cannot be written"),
         ("train astra_alpha --name ../../escaped", "name is '../../escaped'"),
-        ("train --resume runs/nothing", "there is no run in runs/nothing"),
+        ("train --resume runs/nothing", "no run in runs/nothing.* give the folder"),
     ],
 )
 def test_refusals(refused, tmp_path, tiny_run, tiny_text, words, says):

@@ -248,11 +248,11 @@ class TestGenerate:
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: RepetitionPenalty(0), "the penalty is 0; it must be a finite number above 0"),
-    (lambda: RepetitionPenalty(float("inf")), "the penalty is inf"),
-    (lambda: MinP(1.5), r"min-p is 1.5; it must be a number in \(0, 1\]"),
-    (lambda: Typical(0.0), "the mass is 0.0"),
-    (lambda: Typical(True), "the mass is True"),
+    (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a finite number above 0"),
+    (lambda: RepetitionPenalty(float("inf")), "repetition_penalty is inf"),
+    (lambda: MinP(1.5), "min_p is 1.5; it must be a number above 0 and at most 1"),
+    (lambda: Typical(0.0), "typical is 0.0"),
+    (lambda: Typical(True), "typical is True"),
 ])  # fmt: skip
 def test_refused_processors(make, says):
     with unchecked(), pytest.raises(jaxgru.UserError, match=says):

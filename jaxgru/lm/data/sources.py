@@ -125,8 +125,10 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
     try:
         text = data.decode("utf-8-sig" if encoding == "utf-8" else encoding)
         why = "it has NUL characters, as UTF-16 has" if encoding == "utf-8" and "\0" in text else ""
-    except UnicodeError as error:
-        text, why = "", str(error)
+    except UnicodeDecodeError as error:
+        start = len(data) - len(error.object) + error.start  # a byte order mark is left out
+        line = data[:start].decode(encoding, "replace").count("\n") + 1
+        text, why = "", f"byte {start + 1} (0x{data[start]:02x}), in line {line}, is not valid"
     if why:
         raise CorpusError(
             f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding, name "

@@ -156,7 +156,7 @@ def find_run(path: str | Path) -> Path:
             return run.resolve()
     raise RunError(
         f"there is no run in {path}: neither it nor a version in it (v1, v2, …) contains a "
-        "config.toml."
+        "config.toml; give the folder that training printed, such as runs/astra_alpha/v1."
     )
 
 

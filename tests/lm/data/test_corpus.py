@@ -243,10 +243,10 @@ def test_a_text_of_ones_own_is_preserved_exactly(tmp_path, text):
     (None, "there is no file .*mine.txt"),
     (b"", "mine.txt is empty"),
     (b"\xef\xbb\xbf", "mine.txt is empty"),
-    (b"caf\xe9 noir", "mine.txt is not a text in UTF-8: .* byte 0xe9 in position 3.*; save it in "),
-    (b"abc\xe2\x82", "decode bytes in position 3-4: unexpected end.* data.tokenizer bytes"),
+    (b"caf\xe9 noir", "mine.txt is not a text in UTF-8: byte 4 .0xe9., in line 1, is not valid;"),
+    (b"abc\xe2\x82", "byte 4 .0xe2., .* data.tokenizer bytes"),
     ("light".encode("utf-16-le"), "mine.txt is not a text in UTF-8: it has NUL .* as UTF-16 has"),
-    ("light".encode("utf-32"), "byte 0xff in position 0.*name its own .data.encoding or, of"),
+    ("light".encode("utf-32"), "byte 1 .0xff., .*name its own .data.encoding or, of"),
     (b"light\0light", "NUL"),
 ])  # fmt: skip
 def test_what_is_no_utf8_text_is_refused(tmp_path, data, says, argument):
@@ -318,7 +318,7 @@ class TestScript:
         assert script("corpus", *arguments).code == 0  # the same text again harms nothing
 
     @pytest.mark.parametrize("options, message", [
-        (["--output", "", "--force"], "is not a regular file"),
+        (["--output", ".", "--force"], "is not a regular file"),
         (["--output", "no folder/out.txt", "--force"], "cannot be written: No such file"),
         (["--path", "nowhere.txt"], "there is no file nowhere.txt"),
     ])  # fmt: skip

@@ -157,7 +157,10 @@ class ByteLevelTokenizer(Tokenizer):
 def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
     """Return the error for characters that a vocabulary does not have; at most ten are named."""
     names = ", ".join(map(repr, sorted(characters)[:10])) + ", …" * (len(characters) > 10)
-    return TokenizerError(f"the vocabulary of {vocabulary} lacks {names}.")
+    them = "them" if len(characters) > 1 else "it"
+    return TokenizerError(
+        f"the vocabulary of {vocabulary} lacks {names}; leave {them} out or replace {them}."
+    )
 
 
 def check_utf_8(text: str) -> None:
