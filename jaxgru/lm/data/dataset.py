@@ -110,7 +110,7 @@ def load_dataset(
     if len(validation) < 2:
         raise UserError(
             f"the validation split has {counted(len(validation), 'token')}, but a loss needs at "
-            "least 2."
+            "least 2; give a longer text."
         )
     config = dataclasses.replace(
         config,

@@ -113,7 +113,8 @@ def _file(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise CorpusError(f"{path} cannot be read: {error}.") from None
+        why = getattr(error, "strerror", None) or "it is not a whole gzip file"
+        raise CorpusError(f"{path} cannot be read: {why}.") from None
 
 
 @functools.cache  # a stream can be read once
