@@ -32,11 +32,11 @@ class Settings(NamedTuple):
     """The sizes, and the numbers of the evolution strategy."""
 
     hidden_dim: int = 16
-    pairs: int = 128  # directions of change; the population is twice as large
+    pairs: int = 128
     generations: int = 100
-    episodes: int = 16  # of each policy in a generation
-    steps: int = 30  # of an episode
-    sigma: float = 0.1  # standard deviation of a change
+    episodes: int = 16
+    steps: int = 30
+    sigma: float = 0.1
     learning_rate: float = 0.05
     seed: int = 0
 
@@ -91,20 +91,34 @@ def evolve(s: Settings) -> tuple[dict[str, Any], jax.Array]:
     return as_policy(center), rewards
 
 
+OPTIONS = {
+    "hidden_dim": "size of the memory",
+    "pairs": "directions of change; the population is twice as large",
+    "generations": "how often the parameters move",
+    "episodes": "episodes of each policy in a generation",
+    "steps": "steps of an episode",
+    "sigma": "standard deviation of a change",
+    "learning_rate": "Adam's learning rate",
+    "seed": "seed of the weights, the changes and the targets",
+}
+
+
 def main() -> None:
     """Parse the arguments, evolve a policy, and print how its reward grew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in Settings()._asdict().items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(default), default=default, help=f"default: {default}")
+    for name, text in OPTIONS.items():
+        default = getattr(Settings(), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
+                            metavar="N", help=f"{text} ({default})")  # fmt: skip
     s = Settings(**vars(parser.parse_args()))
+    print(f"evolving {2 * s.pairs} policies in each of {s.generations} generations", flush=True)
     policy, rewards = evolve(s)
     for g in range(0, s.generations, max(s.generations // 10, 1)):
         print(f"generation {g:4}  mean reward of the population {rewards[g]:6.3f}")
     both = returns(policy, jnp.array([-1.0, 1.0]), s.steps)
-    print(f"evolved: {both.mean():.3f}; standing still: -1.000")
+    print(f"mean reward of the evolved policy {both.mean():.3f}; the best without memory: -1")
 
 
 if __name__ == "__main__":

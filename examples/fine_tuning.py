@@ -22,7 +22,6 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import jax
@@ -31,6 +30,7 @@ import numpy as np
 import optax
 
 from jaxgru import UserError, lm
+from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.generation import Options
 from jaxgru.lm.model import HeadParams, token_nll
@@ -86,18 +86,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--text", type=Path, help="a file in UTF-8; default: Python's language reference")
-    add("--model", default="astra_alpha", help="a character model; default: %(default)s")
-    add("--epochs", type=int, default=3, help="default: %(default)s")
-    add("--steps-per-epoch", type=int, default=200, help="default: %(default)s")
-    add("--save", type=Path, help="write the model into this file, such as mine.safetensors")
+    add("--text", metavar="FILE", help="a text in UTF-8 (Python's language reference)")
+    add("--model", default="astra_alpha", help="a character model (%(default)s)")
+    add("--epochs", type=int, default=3, metavar="N", help="epochs of training (%(default)s)")
+    add("--steps-per-epoch", type=int, default=200, metavar="N",
+        help="training steps from one validation to the next (%(default)s)")  # fmt: skip
+    add("--save", metavar="FILE", help="write the model into this file, such as mine.safetensors")
     arguments = parser.parse_args()
     try:
         pretrained, config, known = lm.load(arguments.model)
         if config.data.tokenizer != "characters":
             raise UserError(f"{arguments.model} is not a character model.")
-        text = arguments.text.read_text("utf-8") if arguments.text else "\n".join(topics.values())
-    except (UserError, OSError, UnicodeError) as error:
+        text = read_text(arguments.text).text if arguments.text else "\n".join(topics.values())
+    except UserError as error:
         parser.error(str(error))
     tokenizer = CharacterTokenizer.learn(text)
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
@@ -123,6 +124,8 @@ def main() -> None:
     print(*lm.stream_text(params, tokenizer, text[:20], Options(num_tokens=200)), sep="")
     if arguments.save:
         lm.save(arguments.save, params, config, tokenizer)
+    ahead = f"{scratch_loss - loss:.3f} nats per character"
+    print(f"after {epoch} epochs, {arguments.model} is ahead of the model from scratch by {ahead}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     hidden_dim: int = 32
     steps: int = 500
     batch_size: int = 32
-    window: int = 60  # months of a row of a batch
+    window: int = 60
     learning_rate: float = 1e-2
     seed: int = 0
 
@@ -98,20 +98,32 @@ def linear(series: np.ndarray, last: int, lags: int = 12) -> np.ndarray:
     return x[-last:] @ np.linalg.lstsq(x[:-last], y[:-last])[0]
 
 
+OPTIONS = {
+    "hidden_dim": "size of the memory",
+    "steps": "training steps",
+    "batch_size": "windows in a step",
+    "window": "months of a window",
+    "learning_rate": "AdamW's learning rate, which falls to 0",
+    "seed": "seed of the weights and the windows",
+}
+
+
 def main() -> None:
     """Parse the arguments, train, forecast month by month, and print the errors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in Settings()._asdict().items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(default), default=default, help=f"default: {default}")
+    for name, text in OPTIONS.items():
+        default = getattr(Settings(), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
+                            metavar="N", help=f"{text} ({default})")  # fmt: skip
     s = Settings(**vars(parser.parse_args()))
 
     celsius = temperatures()
     past, new = celsius[:-TEST_MONTHS], celsius[-TEST_MONTHS:]
     mean, std = past.mean(), past.std()
     series = jnp.array((celsius - mean) / std)
+    print(f"training on {len(past)} months, {s.steps:,} steps", flush=True)
     params = train(series[:-TEST_MONTHS], s)
 
     after, carry = forecasts(params, series[None, :-TEST_MONTHS])  # the past is read once
@@ -129,10 +141,10 @@ def main() -> None:
         "GRU, state reset every month": np.array(reset[0, -TEST_MONTHS - 1 : -1]) * std + mean,
         "GRU, state kept": np.array(found) * std + mean,
     }
+    print(f"the next month, which was not measured: {expected.item() * std + mean:.1f} °C")
     print(f"forecasts of the next month, {TEST_MONTHS} months: root mean square error")
     for name, forecast_of in rivals.items():
         print(f"  {name:<28}  {np.sqrt(np.mean((forecast_of - new) ** 2)):.2f} °C")
-    print(f"the next month, which was not measured: {expected.item() * std + mean:.1f} °C")
 
 
 if __name__ == "__main__":

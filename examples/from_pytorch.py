@@ -23,8 +23,9 @@ import numpy as np
 import optax
 import torch
 
-from jaxgru import lm
+from jaxgru import UserError, lm
 from jaxgru.libraries.torch_nn import from_torch, to_torch
+from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.model import HeadParams, token_nll
 
 B, T = 16, 64  # rows and characters of a batch
@@ -122,11 +123,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--text", type=Path, help="a file in UTF-8; default: Python's language reference")
-    add("--hidden-dim", type=int, default=64, help="default: %(default)s")
-    add("--steps", type=int, default=200, help="in each library; default: %(default)s")
+    add("--text", metavar="FILE", help="a text in UTF-8 (Python's language reference)")
+    add("--hidden-dim", type=int, default=64, metavar="N",
+        help="size of an embedding and of the state (%(default)s)")  # fmt: skip
+    add("--steps", type=int, default=200, metavar="N",
+        help="training steps in each library (%(default)s)")  # fmt: skip
     arguments = parser.parse_args()
-    text = arguments.text.read_text("utf-8") if arguments.text else "\n".join(topics.values())
+    try:
+        text = read_text(arguments.text).text if arguments.text else "\n".join(topics.values())
+    except UserError as error:
+        parser.error(str(error))
     if len(text) < 2 * B * (T + 1):
         parser.error(f"the text has {len(text):,} characters; it must have {2 * B * (T + 1):,}.")
     characters = sorted(set(text))
@@ -134,6 +140,7 @@ def main() -> None:
     tokens, new = np.split(tokens, [-B * (T + 1)])
     new = new.reshape(B, T + 1)  # the end of the text, on which neither library trains
 
+    print(f"training on {len(tokens):,} characters, first in PyTorch", flush=True)
     model = train_in_pytorch(tokens, len(characters), arguments.hidden_dim, arguments.steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"

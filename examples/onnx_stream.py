@@ -58,12 +58,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="astra_beta", help="name, run or file; default: %(default)s")
-    add("--prompt", default="ROMEO: ", help="default: %(default)r")
-    add("--num-tokens", type=int, default=1000, help="default: %(default)s")
-    add("--temperature", type=float, default=0.8, help="above 0; default: %(default)s")
-    add("--seed", type=int, default=0, help="not of the page, which has none; default: %(default)s")
-    add("--page", type=Path, help="a new folder, in which to make the page")
+    add("--model", default="astra_beta", help="name, run or file (%(default)s)")
+    add("--prompt", default="ROMEO: ", help="text to continue (%(default)r)")
+    add("--num-tokens", type=int, default=1000, metavar="N",
+        help="characters to write (%(default)s)")  # fmt: skip
+    add("--temperature", type=float, default=0.8, metavar="N",
+        help="divisor of the logits, above 0 (%(default)s)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N",
+        help="seed of the random choices, not of the page's (%(default)s)")  # fmt: skip
+    add("--page", type=Path, metavar="FOLDER", help="make the page in this new folder")
     arguments = parser.parse_args()
     if not arguments.prompt or not 0 < arguments.temperature < math.inf:
         parser.error("the prompt needs a character, and the temperature must be finite, above 0.")

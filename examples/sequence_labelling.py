@@ -77,15 +77,24 @@ def train(words: list[np.ndarray], s: Settings) -> dict[str, Any]:
     return params
 
 
+OPTIONS = {
+    "hidden_dim": "size of an embedding and of each layer's state",
+    "num_layers": "stacked layers, each in both directions",
+    "steps": "training steps",
+    "seed": "seed of the weights and the batches",
+}
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in Settings()._asdict().items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(default), default=default, help=f"default: {default}")
+    for name, text in OPTIONS.items():
+        default = getattr(Settings(), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
+                            metavar="N", help=f"{text} ({default})")  # fmt: skip
     s = Settings(**vars(parser.parse_args()))
     trained, (ids, lengths, tags) = data()
+    print(f"training on {len(trained[0]):,} words, {s.steps:,} steps", flush=True)
     gru = scores(train(trained, s), ids, lengths).argmax(-1)
 
     def kind(ids, tags):  # which vowel, its place, and the number of vowels

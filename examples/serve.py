@@ -118,7 +118,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="astra_beta", help="name, run or file (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0: any (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port, or 0 for any (%(default)s)")
     arguments = parser.parse_args()
     try:
         server = server_of(arguments.model, arguments.port)
