@@ -29,8 +29,7 @@ from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
 from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
-from jaxgru.cells.lstm import LSTMParams, init_lstm
-from jaxgru.cells.lstm_projection import ProjectedLSTMParams
+from jaxgru.cells.lstm import LSTMParams, ProjectedLSTMParams, init_lstm
 from jaxgru.cells.marks import hidden
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
