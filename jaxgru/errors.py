@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import operator
 import re
 import reprlib
 import sys
@@ -97,6 +98,27 @@ def a_type(value: Any) -> str:
     name = type(value).__name__
     vowel = re.match(r"[AEIOaeio]|[FHLMNRSX](?![a-z])|nd", name)  # as it is spoken
     return f"{'an' if vowel else 'a'} {name}"
+
+
+def check_whole(
+    name: str, value: Any, most: int = 2**31 - 1, named: str = "", least: int = 1
+) -> int:
+    """Return a whole number from `least` to `most`, which the message may call `named`."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise UserError(
+            f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
+        )
+    return number
+
+
+def check_one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raise UserError unless the value is one of the known names."""
+    if value not in [*known]:  # a list of values has no hash
+        raise UserError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}.")
 
 
 def warn(sentence: str) -> None:

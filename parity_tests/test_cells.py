@@ -57,7 +57,7 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
 
         return jax.grad(value, (0, 1, 2), has_aux=True)(params, x, state)
 
-    states = {"zero": cells.zero_carry(params, B), "a random": random_state(rng, cell, B, H, dtype)}
+    states = {"zero": params.zero_carry(B), "a random": random_state(rng, cell, B, H, dtype)}
     for start, state in states.items():
         gradient, ours = results_and_gradients(params, x, state)
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxgru.errors import UserError
-from jaxgru.lm.arguments import as_sequence, check_whole
+from jaxgru.errors import UserError, check_whole
+from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.data.batching import as_text
 from jaxgru.lm.sampling import check_sampling
 
@@ -127,7 +127,7 @@ class NGram:
         temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
 
-        Raises UserError, ValueError or TypeError as `sampling.generate` does.
+        Raises UserError or ValueError as `sampling.generate` does.
         """
         num_tokens = check_whole("num_tokens", num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)

@@ -21,7 +21,6 @@ from jaxgru.cells.base import (
     Hidden,
     LSTMState,
     Recurrence,
-    Size,
     named,
     register,
 )
@@ -42,44 +41,29 @@ __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
     "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup", "MLPParams", "MinGRUParams",
     "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "Recurrence",
-    "ResetBeforeGRUParams", "cell", "cell_of", "gru_cell",
-    "hidden", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
-    "lstm_cell", "mlp_cell", "register", "rnn_cell", "sizes", "stepper", "struct", "zero_carry",
+    "ResetBeforeGRUParams", "cell", "hidden",
+    "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
+    "register", "sizes", "stepper", "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def cell_of(params: CellParams) -> Cell:
-    """Return a layer's parameters."""
-    if not isinstance(params, Cell):
-        raise TypeError(f"no cell has parameters of type {type(params).__name__}.")
-    return params
-
-
 def cell(params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN) -> Carry:
     """Compute one step by its definition, in the carry's dtype, differentiated by JAX."""
-    start = jax.eval_shape(lambda: cell_of(params).zero_carry(1))
+    start = jax.eval_shape(lambda: params.zero_carry(1))
     carry = named("the carry", carry, type(start))
     dtype = hidden(carry).dtype
     params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
     return params.step(layout, carry, params.inputs(x))
 
 
-gru_cell = lstm_cell = rnn_cell = mlp_cell = cell
-
-
 def sizes(params: CellParams) -> tuple[int, int]:
     """Return the sizes (E, H) of a layer's input and of its h."""
-    if (known := cell_of(params).sizes()) is None:
+    if (known := params.sizes()) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return known
-
-
-def zero_carry(params: CellParams, batch_size: Size) -> Carry:
-    """Return a layer's carry before the first step: zeros in the biases' dtype."""
-    return cell_of(params).zero_carry(batch_size)
 
 
 def stepper(

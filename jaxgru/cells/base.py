@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.pytrees import exportable, is_array, sizes_of_fields
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import a_type, check_one_of, shown
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
@@ -48,10 +48,7 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 def check_functions(activation: Any, clip: Any) -> None:
     """Raise ValueError unless they are one of ACTIVATIONS, and None or a positive number."""
-    if activation not in list(ACTIVATIONS):  # a list has no hash
-        raise ValueError(
-            f"activation is {shown(activation)}; it must be one of {', '.join(ACTIVATIONS)}."
-        )
+    check_one_of("activation", activation, ACTIVATIONS)
     if clip is not None and not (isinstance(clip, int | float) and 0 < clip < float("inf")):
         raise ValueError(f"clip is {shown(clip)}; it must be None or a positive number.")
 
@@ -59,11 +56,6 @@ def check_functions(activation: Any, clip: Any) -> None:
 def clipped(a: Array, clip: float | None) -> Array:
     """Return a within ±clip; a itself if that is None."""
     return a if clip is None else jnp.clip(a, -clip, clip)
-
-
-def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number of Python's or NumPy's, and not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 class Cell:

@@ -26,7 +26,7 @@ from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError, check_one_of, shown
 
 
 class _GRU(GatedCell):
@@ -186,8 +186,7 @@ def init_gru(
                 f"and {shown(clip)}."
             )
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
-    if reset_gate not in ("before", "after"):
-        raise UserError(f"reset_gate is {shown(reset_gate)}; it must be before or after.")
+    check_one_of("reset_gate", reset_gate, ("before", "after"))
     weights = gru_weights(key, in_features, hidden_dim, dtype, **options)
     if second_bias:
         weights["c"] = jnp.zeros(2 * hidden_dim, dtype)

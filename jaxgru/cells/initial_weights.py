@@ -11,9 +11,8 @@ from jax.nn.initializers import Initializer, lecun_normal, orthogonal, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxgru.cells.base import is_whole
 from jaxgru.cells.promotion import widest
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import a_type, check_one_of, check_whole, shown
 
 DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {
     "orthogonal": (lecun_normal(), orthogonal(), zeros),
@@ -45,7 +44,7 @@ def initializers(
     draws in float32 or wider, because some of JAX's cannot draw narrower numbers.
     """
     for name, size in (("in_features", E), ("hidden_dim", H)):
-        check_size(name, size)
+        check_whole(name, size)
     try:
         floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:  # it names none
@@ -53,14 +52,13 @@ def initializers(
     if not floating:
         raise ValueError(f"dtype is {shown(dtype)}; it must be a floating-point dtype.")
 
-    if not isinstance(init, str) or init not in DEFAULTS:
-        raise ValueError(f"init is {shown(init)}; it must be one of {', '.join(DEFAULTS)}.")
-    check_size("num_blocks", num_blocks)
+    check_one_of("init", init, DEFAULTS)
+    check_whole("num_blocks", num_blocks)
     if H % num_blocks:
         raise ValueError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
     rows = columns = H // num_blocks
     if state_size is not None:
-        check_size("proj_size", state_size)
+        check_whole("proj_size", state_size)
         rows, columns = state_size, H
 
     def draw(
@@ -105,12 +103,6 @@ def initializers(
 def gates(parts: Iterable[Array]) -> Array:
     """Join the gates of a weight or bias on the last axis."""
     return jnp.concatenate(list(parts), axis=-1)
-
-
-def check_size(name: str, size: Any, least: int = 1) -> None:
-    """Raise ValueError if a size is not a whole number, `least` or more."""
-    if not is_whole(size) or size < least:
-        raise ValueError(f"{name} is {shown(size)}; it must be a whole number, {least} or more.")
 
 
 def gru_weights(

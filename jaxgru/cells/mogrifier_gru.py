@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import Cell, Hidden, register
-from jaxgru.cells.initial_weights import check_size, gru_weights
+from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
+from jaxgru.errors import check_whole
 
 
 @register
@@ -107,10 +108,10 @@ def init_mogrifier_gru(
         or the dtype is not floating-point.
     """
     E, H = in_features, hidden_dim
-    check_size("num_rounds", num_rounds, least=2)
+    check_whole("num_rounds", num_rounds, least=2)
     weights = gru_weights(key, E, H, dtype, init=init)  # it checks these arguments
     k = max(H // 8, 1) if rank is None else rank
-    check_size("rank", k)
+    check_whole("rank", k)
     keys = jax.random.split(jax.random.fold_in(key, 9), 4)
 
     def draw(key: PRNGKeyArray, *shape: int) -> Array:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
-from jaxgru.errors import needs
-from jaxgru.lm.arguments import check_whole
+from jaxgru.errors import check_whole, needs
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import read_text

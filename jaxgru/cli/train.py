@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser, add_word, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
-from jaxgru.lm.arguments import check_whole
+from jaxgru.errors import check_whole
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.formats import NAMES, format_of
 from jaxgru.lm.load import find_model

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import CellParams, cell, cell_of, hidden, zero_carry
+from jaxgru.cells import Cell, CellParams, cell, hidden
 from jaxgru.cells.base import AnyArray, Size, named
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
@@ -100,13 +100,12 @@ def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
     if not stack:
         raise ValueError(f"{name} contains no layers; it must contain at least one.")
     for layer in stack:
-        try:
-            cell_of(layer)
-        except TypeError as error:
+        if not isinstance(layer, Cell):
             raise ValueError(
-                f"{name}: {error} It must be one layer's, as from init_gru, or a list of these; "
-                "jaxgru.libraries runs or converts the modules of other libraries."
-            ) from None
+                f"{name} {'is' if one else 'contains'} {a_type(layer)}; it must be one layer, as "
+                "from init_gru, or a list of these; jaxgru.libraries runs or converts the modules "
+                "of other libraries."
+            )
     for leaf in jax.tree.leaves(stack):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -161,7 +160,7 @@ def _of_shapes(structure: Any, shapes: tuple) -> Any:
 @lru_cache(maxsize=1024)
 def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
     layers = _of_shapes(structure, shapes)
-    return tuple(jax.eval_shape(lambda p: zero_carry(p, batch_size), layer) for layer in layers)
+    return tuple(jax.eval_shape(lambda p: p.zero_carry(batch_size), layer) for layer in layers)
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -15,10 +14,10 @@ from jax.core import Tracer
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells import CellParams, sizes, zero_carry
+from jaxgru.cells import CellParams, sizes
 from jaxgru.cells.base import Size
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
-from jaxgru.errors import shown
+from jaxgru.errors import check_one_of, check_whole, shown
 
 
 class Seeds(NamedTuple):
@@ -125,7 +124,7 @@ def dropout_masks(
             continue
         seeds: Any = _seeds(one, layers).of_layers
         for i in (i for i in range(L) if _is_at(one.site, i, L)):
-            carry = jax.eval_shape(lambda p: zero_carry(p, batch_size), layers[i])
+            carry = jax.eval_shape(lambda p: p.zero_carry(batch_size), layers[i])
             units = (
                 sizes(layers[i])[0] if one.site == "input" else jax.tree.leaves(carry)[0].shape[1]
             )
@@ -138,10 +137,8 @@ def dropout_masks(
 
 def _check(dropout: Dropout) -> None:
     site, kind = dropout.site, dropout.kind
-    for name, value, known in (("site", site, SITES), ("kind", kind, KINDS)):
-        if value not in known:
-            names = ", ".join(known)
-            raise ValueError(f"the dropout {name} is {shown(value)}; it must be one of {names}.")
+    check_one_of("the dropout site", site, SITES)
+    check_one_of("the dropout kind", kind, KINDS)
     if kind == "zoneout" and site != "state":
         raise ValueError(f"the dropout site is {site!r}; zoneout needs the site 'state'.")
     if dropout.key is None and kind != "zoneout":
@@ -236,7 +233,7 @@ def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
             return None
         keys: Any = [key]
         if dropout.kind == "zoneout":
-            carry = jax.eval_shape(lambda p: zero_carry(p, 1), layers[i])
+            carry = jax.eval_shape(lambda p: p.zero_carry(1), layers[i])
             keys = jax.random.split(key, len(jax.tree.leaves(carry)))
         return jnp.stack([jax.random.bits(key, (2,), jnp.uint32) for key in keys])
 
@@ -294,16 +291,7 @@ def _whole(name: str, value: Any) -> UInt32[Array, ""]:
     """Return the number of a row or a step in 32 bits."""
     if isinstance(value, Tracer):
         return value.astype(jnp.uint32)
-    try:
-        known = operator.index(value)
-    except TypeError:
-        known = -1
-    if not 0 <= known < 2**32:
-        raise ValueError(
-            f"{name} of the dropout is {shown(value)}; it must be a whole number from 0 to "
-            "2^32 − 1."
-        )
-    return jnp.uint32(known)
+    return jnp.uint32(check_whole(f"{name} of the dropout", value, 2**32 - 1, least=0))
 
 
 def _random_16_bits(

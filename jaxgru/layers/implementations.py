@@ -32,7 +32,6 @@ from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import Lookup, before_lookup, looked_up
 from jaxgru.cells.promotion import rounded_inside, vary_alike
-from jaxgru.errors import shown
 from jaxgru.layers import wavefront
 from jaxgru.layers.arguments import check_features
 from jaxgru.layers.derived import derived
@@ -194,15 +193,6 @@ def forward_mode_explained() -> Iterator[None]:
             "forward mode (jvp, jacfwd) cannot pass a layer's own gradient; it needs "
             'implementation="autodiff".'
         ) from None
-
-
-def check_implementation(implementation: Any) -> None:
-    """Raise ValueError if it is not one of IMPLEMENTATIONS."""
-    if not isinstance(implementation, str) or implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"the implementation is {shown(implementation)}; it must be one of "
-            f"{', '.join(IMPLEMENTATIONS)}."
-        )
 
 
 # Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing

@@ -9,9 +9,9 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn, sizes
-from jaxgru.cells.base import check_flags, is_whole
+from jaxgru.cells.base import check_flags
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import shown
+from jaxgru.errors import check_whole, shown
 
 INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lstm, "rnn": init_rnn}
 
@@ -65,10 +65,7 @@ def init_stack(
             f"the cell is {shown(cell)}; it must be one of {', '.join(INITS)}, or a function like "
             "init_gru."
         )
-    if not is_whole(num_layers) or num_layers < 1:
-        raise ValueError(
-            f"num_layers is {shown(num_layers)}; it must be a whole number, 1 or more."
-        )
+    check_whole("num_layers", num_layers)
     directions = 1 + bidirectional
     keys = jax.random.split(key, (directions, num_layers))
 

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru import cells
 from jaxgru.cells import CellParams
-from jaxgru.cells.base import AnyArray, Size, check_flags, is_whole
+from jaxgru.cells.base import AnyArray, Size, check_flags
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup, looked_up, of_steps
-from jaxgru.errors import shown
+from jaxgru.errors import check_one_of, check_whole
 from jaxgru.layers.arguments import (
     as_array,
     as_carry,
@@ -35,7 +34,7 @@ from jaxgru.layers.arguments import (
 )
 from jaxgru.layers.dropout import Dropouts, dropout_masks, in_two_directions, seeded
 from jaxgru.layers.implementations import (
-    check_implementation,
+    IMPLEMENTATIONS,
     forward_mode_explained,
     plus_input,
     run_in_segments,
@@ -222,7 +221,7 @@ def _run(
     reverse: bool,
 ) -> tuple[Any, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
-    check_implementation(options.implementation)
+    check_one_of("the implementation", options.implementation, IMPLEMENTATIONS)
     *of_stack, remat = options
     T, B = given.x.shape[:2]
     if remat and is_symbolic_dim(T):
@@ -412,12 +411,10 @@ def initial_carry(
     """
     batch = batch_size if isinstance(batch_size, tuple) else (batch_size,)
     for size in batch:
-        if not is_symbolic_dim(size) and not (is_whole(size) and 0 <= size < 2**31):
-            raise ValueError(
-                f"batch_size is {shown(size)}; it must be a whole number from 0 to 2^31 − 1."
-            )
+        if not is_symbolic_dim(size):
+            check_whole("batch_size", size, least=0)
     stack, one = as_stack("layers", layers)
-    carry = tuple(cells.zero_carry(layer, math.prod(batch)) for layer in stack)
+    carry = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
     if len(batch) != 1:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
     return carry[0] if one else carry

@@ -34,13 +34,12 @@ from jaxgru.cells import (
     MLPParams,
     ResetBeforeGRUParams,
     RNNParams,
-    cell_of,
     hidden,
     sizes,
 )  # fmt: skip
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
-from jaxgru.errors import a_type, needs, shown
+from jaxgru.errors import a_type, check_one_of, needs
 from jaxgru.layers.arguments import as_initial, carry_like, check_stack
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import ResidualStack
@@ -96,8 +95,7 @@ def to_onnx(
         ahead, back = common.in_directions(ahead[0].layers, back and back[0].layers)
     elif any(residual):
         raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
-    if form not in ("sequence", "step"):
-        raise InteropError(f"form is {shown(form)}; it must be sequence or step.")
+    check_one_of("form", form, ("sequence", "step"))
     if form == "step" and (back or lengths or reverse):
         raise InteropError("a step reads neither backward nor lengths; form must be sequence.")
     if back and reverse:
@@ -217,7 +215,7 @@ def _path(i: int, d: int, directions: int) -> str:
 def _add_recurrent(
     graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, given: Given
 ) -> str:
-    layer, p, cell = f"layers.{i}", layers[0], cell_of(layers[0]).name
+    layer, p, cell = f"layers.{i}", layers[0], layers[0].name
     each = [common.stacked(p, ORDER[cell]) for p in layers]
     W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
     packed = {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}

@@ -24,7 +24,6 @@ from jaxgru.cells import (
     LSTMParams,
     ProjectedLSTMParams,
     RNNParams,
-    cell_of,
     sizes,
 )  # fmt: skip
 from jaxgru.errors import a_type, shown
@@ -229,7 +228,7 @@ def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
     weights = common.stacked(p, common.found(p, ORDERS, has))
     if not isinstance(p, RNNParams):
-        common.check_tanh(p, f"a torch.nn.{cell_of(p).name.upper()}")
+        common.check_tanh(p, f"a torch.nn.{p.name.upper()}")
     if isinstance(p, ProjectedLSTMParams):
         return *weights, np.array(np.asarray(p.P).T, order="C")
     return weights

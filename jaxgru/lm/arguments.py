@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,21 +52,6 @@ def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
         raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be one sequence, (N,).")
     check_tokens(name, tokens, vocab_size)
     return tokens
-
-
-def check_whole(
-    name: str, value: SupportsIndex, most: int = 2**31 - 1, named: str = "", least: int = 1
-) -> int:
-    """Return a whole number from `least` to `most`, which the message may call `named`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.") from None
-    if isinstance(value, bool) or not least <= number <= most:
-        raise UserError(
-            f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
-        )
-    return number
 
 
 def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.promotion import at_least_float32
+from jaxgru.errors import check_whole
 from jaxgru.layers.arguments import as_carry, carry_like
-from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper
 from jaxgru.lm.sampling import as_prompt, as_stop, where_rows
 
@@ -47,7 +47,7 @@ def beam_search(
       B · K rows after every token but the last. This carry and `tokens.reshape(B * K, -1)[:, -1:]`
       continue every beam in `generate`.
 
-    Raises UserError, ValueError or TypeError as `generate` does.
+    Raises UserError or ValueError as `generate` does.
     """
     params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_prompt(prompt, V)

@@ -25,8 +25,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
-from jaxgru.errors import UserError, counted
-from jaxgru.lm.arguments import check_number, check_whole
+from jaxgru.errors import UserError, check_whole, counted
+from jaxgru.lm.arguments import check_number
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 
@@ -46,7 +46,7 @@ class Dynamic:
       epsilon: ε, in the unit of a gradient.
       every: the number of tokens in a segment, and so between two updates.
 
-    Raises UserError or TypeError if one is out of range.
+    Raises UserError if one is out of range.
     """
 
     mean_squares: Params

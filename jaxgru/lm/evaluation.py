@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, counted
-from jaxgru.lm.arguments import as_sequence, check_whole
+from jaxgru.errors import UserError, check_whole, counted
+from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.data.batching import as_text, random_crops, unit_starts, windows
 from jaxgru.lm.data.tokenizers import Chunk
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
@@ -52,7 +52,6 @@ def window_nll(
       UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
         or the window is below 1.
       ValueError: the tokens are not integers.
-      TypeError: the window is not a whole number.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1

@@ -15,9 +15,8 @@ from jaxtyping import Bool, Int
 
 from jaxgru.cells import Lookup
 from jaxgru.cells.base import AnyArray, check_flags
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.layers.unroll import unroll
-from jaxgru.lm.arguments import check_whole
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.data.units import end_of, end_token
@@ -136,7 +135,6 @@ def stream_text(
         carry or a processor. While the text is generated: the model's logits are NaN, or a
         processor excludes every token or does not return logits.
       ValueError: the carry does not fit the model, or a flag is neither True nor False.
-      TypeError: num_tokens, top_k, the seed or the sample's index is not a whole number.
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(tokenizer, options)

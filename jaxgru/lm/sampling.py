@@ -19,10 +19,10 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
 from jaxgru.layers.unroll import unroll
-from jaxgru.lm.arguments import check_number, check_tokens, check_whole
+from jaxgru.lm.arguments import check_number, check_tokens
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
 
@@ -94,7 +94,6 @@ def generate(
         and the dtype are checked.
       ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
         neither True nor False.
-      TypeError: num_tokens or top_k is not a whole number.
     """
     params, V = on_device(params), params.head.bo.shape[0]
     prompt = as_prompt(prompt, V)
@@ -177,7 +176,7 @@ def check_sampling(
 ) -> tuple[Scalar, int | None, Scalar | None]:
     """Return the options of `generate` as Python's numbers; traced ones as they are.
 
-    Raises UserError if one is out of range, TypeError if top_k is not a whole number.
+    Raises UserError if one is out of range.
     """
     finite = lambda t: 0 <= t < float("inf")
     temperature = check_number("temperature", temperature, finite, "a finite number, 0 or more")

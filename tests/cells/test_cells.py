@@ -46,7 +46,7 @@ def test_gru_step_by_hand(activation, phi):
     r = sigmoid(-0.5 * x + 0.7 * h - 0.4)
     n = phi(0.9 * x + 1.1 * (r * h) + 0.2)
     expected = (1 - z) * h + z * n
-    h_new = float(cells.gru_cell(p, scalar(h), scalar(x))[0, 0])
+    h_new = float(cells.cell(p, scalar(h), scalar(x))[0, 0])
     assert h_new == pytest.approx(expected, rel=1e-6, abs=1e-7)  # with ReLU, 0.33 − 0.31
 
 
@@ -62,7 +62,7 @@ def test_lstm_step_by_hand(activation, phi):
     o = sigmoid(0.8 * x + 0.6 * h + 0.5)
     g = phi(0.9 * x + 1.1 * h + 0.2)
     c_expected = f * c + i * g
-    h_new, c_new = cells.lstm_cell(p, cells.LSTMState(scalar(h), scalar(c)), scalar(x))
+    h_new, c_new = cells.cell(p, cells.LSTMState(scalar(h), scalar(c)), scalar(x))
     assert float(c_new[0, 0]) == pytest.approx(c_expected, rel=1e-6)
     assert float(h_new[0, 0]) == pytest.approx(o * phi(c_expected), rel=1e-6)
 
@@ -70,18 +70,18 @@ def test_lstm_step_by_hand(activation, phi):
 def test_rnn_step_by_hand():
     p = cells.RNNParams(W=scalar(0.3), U=scalar(-0.2), b=bias(0.1))
     expected = math.tanh(0.3 * 0.6 - 0.2 * -0.8 + 0.1)
-    assert float(cells.rnn_cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
+    assert float(cells.cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
     relu = p.replace(activation="relu")
     for h, expected in ((-0.8, 0.3 * 0.6 - 0.2 * -0.8 + 0.1), (1.6, 0.0)):  # 0.18 − 0.32 + 0.1 < 0
-        assert float(cells.rnn_cell(relu, scalar(h), scalar(0.6))[0, 0]) == pytest.approx(expected)
+        assert float(cells.cell(relu, scalar(h), scalar(0.6))[0, 0]) == pytest.approx(expected)
 
 
 def test_mlp_steps_by_hand():
     """Three steps with a memory of two inputs: zeros stand before the first, the oldest is lost."""
     p = cells.MLPParams(W=jnp.array([[[0.3]], [[-0.7]]]), b=bias(0.1))
-    carry = cells.zero_carry(p, 1)
+    carry = p.zero_carry(1)
     for x, before in ((0.6, 0.0), (-0.8, 0.6), (0.5, -0.8)):
-        carry = cells.mlp_cell(p, carry, scalar(x))
+        carry = cells.cell(p, carry, scalar(x))
         expected = math.tanh(0.3 * before - 0.7 * x + 0.1)
         assert float(carry[0][0, 0]) == pytest.approx(expected, rel=1e-6)
         np.testing.assert_array_equal(carry[1], np.float32([[[x]]]))
@@ -152,7 +152,7 @@ def test_an_initializer_that_draws_no_narrow_numbers(init):
 
 @pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
 def test_zero_carry(init):
-    carry = cells.zero_carry(init(jax.random.key(0), 3, 5), 2)
+    carry = init(jax.random.key(0), 3, 5).zero_carry(2)
     assert isinstance(carry, tuple) == (init is cells.init_lstm)
     for h in jax.tree.leaves(carry):
         assert h.shape == (2, 5) and h.dtype == jnp.float32 and not h.any()
@@ -160,6 +160,6 @@ def test_zero_carry(init):
 
 @pytest.mark.parametrize("K", [1, 4])
 def test_zero_carry_of_an_mlp_is_its_empty_memory(K):
-    h, context = cells.zero_carry(cells.init_mlp(jax.random.key(0), 3, 5, K, jnp.float16), 2)
+    h, context = cells.init_mlp(jax.random.key(0), 3, 5, K, jnp.float16).zero_carry(2)
     assert h.shape == (2, 5) and context.shape == (2, K - 1, 3)
     assert h.dtype == context.dtype == jnp.float16 and not h.any() and not context.any()

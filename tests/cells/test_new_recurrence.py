@@ -174,11 +174,6 @@ def test_another_of_its_name_is_refused(registered):
         jaxgru.lm.ModelConfig(cell="mgu", reset_gate="before")
 
 
-def test_parameters_of_no_cell(registered):
-    with pytest.raises(TypeError, match="no cell has parameters of type dict"):
-        cells.cell_of({})
-
-
 def test_a_cell_that_is_defined_again_replaces_the_one_before():
     """As when a notebook's cell runs twice; a cell from another place does not."""
 

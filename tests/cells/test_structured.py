@@ -231,7 +231,7 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
     "init, options, says",
     [
         ("gru", {"num_blocks": 4}, "num_blocks is 4; it must divide hidden_dim, 6"),
-        ("lstm", {"num_blocks": 0}, "num_blocks is 0; it must be a whole number, 1 or more"),
+        ("lstm", {"num_blocks": 0}, "num_blocks is 0; it must be a whole number from 1"),
         ("gru", {"layer_norm": 1}, "layer_norm is an int; it must be True or False"),
         (
             "gru",
@@ -243,10 +243,10 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
             {"layer_norm": True, "second_bias": True},
             "they are True, 'after', 'tanh' and None",
         ),
-        ("mogrifier_gru", {"num_rounds": 1}, "num_rounds is 1; it must be a whole number, 2 or"),
-        ("mogrifier_gru", {"rank": 0}, "rank is 0; it must be a whole number, 1 or more"),
+        ("mogrifier_gru", {"num_rounds": 1}, "num_rounds is 1; it must be a whole number from 2"),
+        ("mogrifier_gru", {"rank": 0}, "rank is 0; it must be a whole number from 1"),
         ("mogrifier_gru", {"dtype": int}, "dtype is <class 'int'>; it must be a floating-point"),
-        ("lstm", {"proj_size": 0}, "proj_size is 0; it must be a whole number, 1 or more"),
+        ("lstm", {"proj_size": 0}, "proj_size is 0; it must be a whole number from 1"),
         ("lstm", {"proj_size": 2, "layer_norm": True}, "they are True and 1"),
     ],
 )

@@ -68,7 +68,7 @@ def problem(kind, T, B, E, H, masked, seed=0):
     p = jax.tree.map(
         normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H, dtype=float))
     )
-    carry = jax.tree.map(normal, jax.eval_shape(lambda: cells.zero_carry(p, B)))
+    carry = jax.tree.map(normal, jax.eval_shape(lambda: p.zero_carry(B)))
     x, mask = jax.device_put(rng.normal(size=(T, B, E))), NO_MASK
     if masked:
         mask = Mask(jax.device_put(rng.random((T, B, H)) < 0.7), jnp.float64(1 / 0.7))
@@ -190,7 +190,7 @@ def test_an_mlp_of_many_positions(monkeypatch):
 
 def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     size = lambda K: str(
-        jax.make_jaxpr(lambda p, x: run(unroll_layer, p, x, cells.zero_carry(p, 2)))(
+        jax.make_jaxpr(lambda p, x: run(unroll_layer, p, x, p.zero_carry(2)))(
             cells.init_mlp(jax.random.key(0), 3, 4, K), jnp.ones((5, 2, 3), jnp.float32)
         )
     ).count("dot_general")

@@ -38,7 +38,7 @@ def test_a_stack_of_projected_layers_fits_together():
     "arguments, says",
     [
         (("gruu", KEY, 3, 4), "the cell is 'gruu'; it must be one of gru, lstm, rnn, or a funct"),
-        (("gru", KEY, 3, 4, 0), "num_layers is 0; it must be a whole number, 1 or more"),
+        (("gru", KEY, 3, 4, 0), "num_layers is 0; it must be a whole number from 1"),
         (("gru", KEY, 3, 0), "hidden_dim is 0; it must be a whole number"),
     ],
 )

@@ -629,8 +629,8 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the shapes of initial are (3,); these layers need (4,)",
         ),
         (lambda x: jaxgru.unroll(GRU, None), "x is a NoneType; it must be an array"),
-        (lambda x: jaxgru.unroll(None, x), "layers: no cell has parameters of type NoneType"),
-        (lambda x: jaxgru.unroll({"a": GRU}, x), "layers: no cell has parameters of type dict"),
+        (lambda x: jaxgru.unroll(None, x), "layers is a NoneType; it must be one layer"),
+        (lambda x: jaxgru.unroll({"a": GRU}, x), "layers is a dict; it must be one layer"),
         (
             lambda x: jaxgru.unroll([GRU, GRU], x),
             "the layer below it has 4 features per step; layer 1 takes 3",
@@ -717,7 +717,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "the parameters of layer 0 do not fit together, or not to an input of 3 features",
         ),
         (lambda x: jaxgru.initial_carry(GRU, -1), "batch_size is -1; it must be a whole number"),
-        (lambda x: jaxgru.initial_carry(GRU, 2**70), "whole number from 0 to 2^31 − 1"),
+        (lambda x: jaxgru.initial_carry(GRU, 2**70), "whole number from 0 to 2147483647"),
         (lambda x: jaxgru.unroll(GRU, np.ma.masked_array(x)), "x is a MaskedArray; it must be"),
         (lambda x: jaxgru.initial_carry(GRU, "3"), "batch_size is '3'; it must be a whole number"),
         (lambda x: jaxgru.initial_carry(GRU, None), "batch_size is None; it must be a whole"),
@@ -746,7 +746,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
         (lambda x: jaxgru.init_lstm(KEY, 3, 4.0), "hidden_dim is 4.0; it must be a whole number"),
         (
             lambda x: jaxgru.init_gru(KEY, 3, 4, reset_gate="never"),
-            "reset_gate is 'never'; it must be before or after",
+            "reset_gate is 'never'; it must be one of before, after",
         ),
         (
             lambda x: jaxgru.init_gru(KEY, 3, 4, dtype=int),
@@ -794,7 +794,7 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             lambda x: jaxgru.unroll(
                 GRU, x, dropout=jaxgru.Dropout(KEY, 0.5, "state", first_row=-1)
             ),
-            "first_row of the dropout is -1; it must be a whole number from 0 to 2",
+            "first_row of the dropout is -1; it must be a whole number from 0 to 4294967295",
         ),
         (
             lambda x: jaxgru.unroll(

@@ -126,7 +126,7 @@ class TestOut:
             ([GRU], {"backward": [GRU, GRU]}, "there are 1 forward and 2 backward layers"),
             ([GRU, GRU6], {"backward": [GRU, GRU6]}, "has 12 features per step; layer 1 takes 6"),
             (GRU, {"backward": GRU, "reverse": True}, "in both directions already"),
-            (GRU, {"form": "steps"}, "form is 'steps'; it must be sequence or step"),
+            (GRU, {"form": "steps"}, "form is 'steps'; it must be one of sequence, step"),
             (GRU, {"form": "step", "lengths": True}, "a step reads neither backward nor lengths"),
             (GRU, {"reset": True, "reverse": True}, "read backward take no resets, so reset must"),
             (GRU, {"initial": np.zeros(6)}, "initial is what a reset sets, so reset must be True"),

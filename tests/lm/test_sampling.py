@@ -160,7 +160,10 @@ def test_refuses_what_cannot_be_sampled(params, options, message):
 @pytest.mark.parametrize("params", ["gru"], indirect=True)
 def test_a_count_that_is_no_whole_number_and_a_carry_of_another_batch(params):
     for options in ({"num_tokens": 1.5}, {"num_tokens": 2, "top_k": 1.5}):
-        with unchecked(), pytest.raises(TypeError, match="is 1.5; it must be a whole number"):
+        with (
+            unchecked(),
+            pytest.raises(jaxgru.UserError, match="is 1.5; it must be a whole number"),
+        ):
             generate(params, KEY, PROMPT, **options)
     with unchecked(), pytest.raises(ValueError, match="one entry per layer"):
         generate(params, KEY, PROMPT, 3, jaxgru.lm.initial_carry(params, 3))
