@@ -74,22 +74,18 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--configs", nargs="+", metavar="CONFIG", default=CONFIGS,
         help=f"names or .toml files ({' '.join(CONFIGS)})")  # fmt: skip
-    add("--what", nargs="+", metavar="KIND", default=KINDS, help=", ".join(KINDS))
-    add("--only", nargs="+", metavar="CONTESTANT",
+    add("--what", nargs="+", metavar="KIND", choices=KINDS, default=KINDS, help=", ".join(KINDS))
+    add("--only", nargs="+", metavar="CONTESTANT", choices=CONTESTANTS,
         default=[name for name in CONTESTANTS if name != "torch.compile"],
         help=f"any of {', '.join(CONTESTANTS)} (all but torch.compile)")  # fmt: skip
-    add("--precision", nargs="+", metavar="P", default=["float32"],
+    add("--precision", nargs="+", metavar="P", choices=PRECISIONS, default=["float32"],
         help="precision of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
     add("--repeats", type=int, metavar="N", help="number of rounds (default: 7, or 1 with --quick)")
     add("--quick", action="store_true", help="smoke test with hardly any repetition")
-    add("--batch-size", type=int, metavar="B", help="default: the config's")
-    add("--sequence-length", type=int, metavar="T", help="default: the config's")
+    add("--batch-size", type=int, metavar="B", help="rows of a batch (default: the config's)")
+    add("--sequence-length", type=int, metavar="T", help="steps of a row (default: the config's)")
     add("--docs", metavar="FOLDER", help="where to write (default: docs, or nowhere with --quick)")
     arguments = parser.parse_args()
-    for option, known in [("only", CONTESTANTS), ("what", KINDS), ("precision", PRECISIONS)]:
-        for value in getattr(arguments, option):
-            if value not in known:
-                parser.error(f"--{option} knows no {value!r}; it knows {', '.join(known)}.")
     arguments.only = [name for name in CONTESTANTS if name in arguments.only]  # in their order
     if arguments.repeats is None:
         arguments.repeats = 1 if arguments.quick else 7

@@ -70,13 +70,9 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
     [
         ("train", "--learning-rate 1",
          "there is no option --learning-rate; the nearest is --training.learning_rate."),
-        ("train", "--seed 1", "there is no option --seed; the nearest is --training.seed."),
         ("train", "--model.hiden_dim=3",
          "there is no option --model.hiden_dim; the nearest is --model.hidden_dim."),
         ("train", "--lr 1", "there is no option --lr; --help lists the options."),
-        ("sample", "--tempratur 1",
-         "there is no option --tempratur; the nearest is --temperature."),
-        ("evaluate", "astra_alpha --foo", "there is no option --foo; --help lists the options."),
         ("train", "leviatan", "there is no config 'leviatan'; the nearest is leviathan."),
         ("train", "my.toml", "my.toml cannot be read: No such file or directory."),
         ("train", "runs", "runs is a folder, not a config; --resume resumes a run."),

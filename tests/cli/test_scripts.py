@@ -62,14 +62,9 @@ def test_import_is_light():
 
 
 class TestTrain:
-    def test_a_run_leaves_the_files_that_the_design_names(self, tiny_run, tiny_text):
+    def test_a_run_leaves_its_config_and_a_record_per_epoch(self, tiny_run, tiny_text):
         assert os.readlink(tiny_run.parent / "latest") == tiny_run.name == "v1"
         assert tiny_run.parent.name == "astra_alpha"
-        names = {path.name for path in tiny_run.iterdir()}
-        assert names == {
-            ".lock", "checkpoints", "config.toml", "loss.png", "metrics.jsonl", "run.json",
-            "samples.txt", "tokenizer.json",
-        }  # fmt: skip
         assert (tiny_run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
         config = tomllib.loads((tiny_run / "config.toml").read_text())
         assert config["model"]["hidden_dim"] == 9 and config["training"]["state_dropout"] == 0.1
@@ -78,11 +73,6 @@ class TestTrain:
         records = [json.loads(line) for line in (tiny_run / "metrics.jsonl").open()]
         assert [(r["epoch"], r["step"]) for r in records] == [(1, 3), (2, 6)]
         assert [r["learning_rate"] for r in records] == pytest.approx([3e-3, 1.5e-3])
-        for record in records:
-            assert all(
-                np.isfinite(record[name]) and record[name] > 0
-                for name in ("train_loss", "val_loss", "tokens_per_second", "seconds")
-            )
 
     def test_samples_are_stateless_and_stateful(self, tiny_run):
         samples = (tiny_run / "samples.txt").read_text()
@@ -296,15 +286,14 @@ class TestEvaluate:
         assert says in script("evaluate", "--run", tiny_run, "--text", "-").err
 
     @pytest.mark.parametrize("model", ["run", "ngram"])
-    def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model):
+    def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model, config):
         """Lines end as on Linux or Windows; a line of nothing has no loss."""
         lines = ["what light", "", "Juliet", "the, east"]
         (tmp_path / "lines.txt").write_text("what light\n\r\nJuliet\r\nthe, east", newline="")
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
         nll, given = partial(stream_nll, params), [tiny_run]
         if model == "ngram":
-            Path("tiny.toml").write_text(f"[data]\ncorpus = '{tiny_text}'\n")
-            given = ["--ngram", 3, "--config", "tiny.toml"]
+            given = ["--ngram", 3, "--config", config]
             tokens = tokenizer.encode(tiny_text.read_text())
             nll = count_ngrams(tokens[:2700], tokenizer.vocab_size, 3).token_nll
         score_lines = "evaluate", *given, "--text", "lines.txt", "--lines"
@@ -377,15 +366,12 @@ class TestSample:
         assert done.out == self.expected(run_copy, 12) + "\n"
 
     def test_the_epoch_that_is_asked_for(self, script, tiny_run):
-        """Of its one epoch, both are the same; a file has one model, a counted one none."""
+        """Of its one epoch, both are the same."""
         options = "--num-tokens", 3, "--run"
         expected = script("sample", *options, tiny_run).out
         for epoch in ("best", "last"):
             done = script("sample", *options, tiny_run, "--epoch", epoch)
             assert (done.code, done.out) == (0, expected)
-        save_safetensors(Path("m.safetensors"), *jaxgru.lm.load(tiny_run, "best"))
-        done = script("sample", *options, "m.safetensors", "--epoch", "best")
-        assert "m.safetensors holds one model; only a run has a best epoch" in done.err
 
     def test_ends_before_what_it_shall_stop_at(self, script, tiny_run):
         r"""A backslash and an n, as the shell passes them, are a newline."""
@@ -466,31 +452,15 @@ def refused(script, tmp_path, monkeypatch):
     return run
 
 
-def test_a_corpus_whose_hash_is_wrong(refused, tiny_text, monkeypatch):
-    monkeypatch.setenv("JAXGRU_CORPUS", str(tiny_text))
-    assert "is not Tiny Shakespeare" in refused("train", "--config", "astra_alpha")
-
-
-class TestResumeRefuses:
-    def test_other_options(self, refused, run_copy):
-        for option in (["--name", "other"], ["--summary"]):
-            message = refused("train", "--resume", run_copy, *option)
-            assert "leave out --name and --summary" in message
-        message = refused("train", "--resume", run_copy, "--training.learning-rate", "1e-4")
-        assert "training.learning_rate cannot change within a run" in message
-        options = f"jaxgru train --init {run_copy} --training.learning_rate 0.0001\n"
-        assert "start a new run from its weights: jaxgru " in message and message.endswith(options)
-        message = refused("train", "--resume", run_copy, "--model.hidden_dim", "4")
-        assert message.endswith("can; start a new run.\n")
-
-    def test_a_checkpoint_that_does_not_fit(self, refused, run_copy):
-        edit(run_copy / "config.toml", "hidden_dim = 9", "hidden_dim = 8")
-        assert "was made with model.hidden_dim = 9" in refused("train", "--resume", run_copy)
-
-    def test_a_corpus_that_changed(self, refused, run_copy, tmp_path, tiny_text):
-        (tmp_path / "changed.txt").write_text(tiny_text.read_text() + "more")
-        edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "changed.txt"))
-        assert "has changed" in refused("train", "--resume", run_copy)
+def test_resume_refuses_other_options(refused, run_copy):
+    for option in (["--name", "other"], ["--summary"]):
+        message = refused("train", "--resume", run_copy, *option)
+        assert "leave out --name and --summary" in message
+    message = refused("train", "--resume", run_copy, "--training.learning-rate", "1e-4")
+    options = f"jaxgru train --init {run_copy} --training.learning_rate 0.0001\n"
+    assert "start a new run from its weights: jaxgru " in message and message.endswith(options)
+    message = refused("train", "--resume", run_copy, "--model.hidden_dim", "4")
+    assert message.endswith("can; start a new run.\n")
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -499,12 +469,11 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("name", ["evaluate", "sample"])
-def test_a_run_without_a_finished_checkpoint(refused, name, run_copy):
+def test_a_run_without_a_finished_checkpoint(refused, run_copy):
     """Orbax writes beside and renames: what was interrupted has another name."""
     for step in list((run_copy / "checkpoints").iterdir()):
         step.rename(step.with_name(f"{step.name}.orbax-checkpoint-tmp-0"))
-    assert "no finished checkpoint" in refused(name, "--run", run_copy)
+    assert "no finished checkpoint" in refused("evaluate", "--run", run_copy)
 
 
 class TestEvaluateRefuses:
@@ -547,14 +516,15 @@ class TestEvaluateRefuses:
             assert "encoding is cp1252; it must be utf-8" in refused(*command, "cp1252")
 
 
-class TestSampleNGram:
-    @pytest.fixture
-    def config(self, tmp_path, tiny_text):
-        path = tmp_path / "tiny.toml"
-        path.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
-        return path
+@pytest.fixture
+def config(tmp_path, tiny_text):
+    path = tmp_path / "tiny.toml"
+    path.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
+    return path
 
-    def test_prints_what_the_counted_model_generates(self, script, config, tiny_text):
+
+class TestNGram:
+    def test_sample_prints_what_the_counted_model_generates(self, script, config, tiny_text):
         """In one piece or in many (of 16 tokens), of the training split's counts."""
         options = ["--temperature", 0.7, "--top-k", 6, "--top-p", 0.95, "--seed", 4,
                    "--prompt", "But soft", "--num-tokens", 40, "--num-samples", 2]  # fmt: skip
@@ -570,12 +540,8 @@ class TestSampleNGram:
             expected += f"--- sample {sample + 1} of 2, seed 4\nBut soft{tokenizer.decode(new)}\n"
         assert done.out == expected
 
-
-class TestEvaluateNGram:
-    def test_prints_what_is_counted(self, script, tmp_path, tiny_text):
+    def test_evaluate_prints_what_is_counted(self, script, tmp_path, tiny_text, config):
         """What `count_ngrams` gives, which test_ngrams.py proves, of the training split."""
-        config = tmp_path / "tiny.toml"
-        config.write_text(f"[data]\ncorpus = '{tiny_text}'\n[training]\nsequence_length = 16\n")
         done = script("evaluate", "--ngram", 4, "--config", config)
         assert (done.code, done.err) == (0, "")
         tokenizer = CharacterTokenizer.learn(tiny_text.read_text())
@@ -618,9 +584,7 @@ class TestEvaluateNGram:
         ("sample RUN --prompts odd.txt --output x.txt", "it must end in .jsonl"),
         ("sample RUN --compare --stateless", "kept and reset; leave out --stateless"),
         ("sample runs/nothing", "no model 'runs/nothing'; it must be a run's folder"),
-        ("evaluate RUN --text gone.txt", "there is no file gone.txt"),
         ("evaluate RUN --text odd.txt", "on the file odd.txt: .* lacks '1', 'é'"),
-        ("evaluate RUN --text short.txt", "at least 2 tokens, not 1"),
         ("evaluate RUN --text odd.txt --encoding x", "--encoding is 'x'; it must"),
         ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
         ("evaluate RUN --lines", "--lines is for --text; give the file"),
@@ -634,17 +598,12 @@ class TestEvaluateNGram:
         ("train", "give CONFIG, such as astra_alpha, or --init"),
         ("train astra_alpha --resume runs", "give CONFIG, such as astra_alpha, or --init"),
         ("train astra_alpha --training.state_dropout", "dropout has no value; it must be a num"),
-        ("train astra_alpha --data.corpus missing.txt", "missing.txt"),
-        ("train astra_alpha --data.corpus empty", "empty"),
         ("train astra_alpha --data.corpus TEXT --runs odd.txt", "cannot be written"),
         ("train astra_alpha --name ../../escaped", "name is '../../escaped'"),
         ("train --resume runs/nothing", "no run in runs/nothing.* give the folder"),
     ],
 )
-def test_refusals(refused, tmp_path, tiny_run, tiny_text, words, says):
-    (tmp_path / "tiny.toml").write_text(f"[data]\ncorpus = '{tiny_text}'\n")
+def test_refusals(refused, tmp_path, tiny_run, tiny_text, config, words, says):
     (tmp_path / "odd.txt").write_text("But soft é 1")
-    (tmp_path / "short.txt").write_text("B")
-    (tmp_path / "empty").mkdir()
     given = words.replace("RUN", str(tiny_run)).replace("TEXT", str(tiny_text))
     assert re.search(says, refused(*given.split()))
