@@ -88,6 +88,8 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("sample", "--num-samples 0",
          "--num-samples is 0; it must be a whole number from 1 to 4294967296."),
         ("train", "--resume=", "--resume is ''; it must be a RUN."),
+        ("train", "leviathan --data.corpus=",
+         "data.corpus is ''; it must name a text, such as my_text.txt."),
         ("sample", "--ngram 3 astra_beta", "MODEL does not go with --ngram; leave one out."),
         ("sample", "--epoch --compare", "--epoch has no value; it must be one of best, last."),
         ("sample", "--compare=3", "--compare takes no value; leave out '3'."),

@@ -157,6 +157,8 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.corpus:
+            raise ConfigError("data.corpus is ''; it must name a text, such as my_text.txt.")
         codec = encodings.search_function(self.encoding.lower())  # one of Python's own
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(
