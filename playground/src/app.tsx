@@ -1,6 +1,7 @@
 /** The page: what all panels share, and the panels. */
 
 import { signal } from "@preact/signals";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { failure } from "./models";
 import type { ModelName } from "./engine/types";
@@ -36,8 +37,14 @@ export const unused = signal<string[]>([]);
 
 function Bar() {
   const last = RESETS.length - 1;
+  const bar = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const height = () => document.documentElement.style.setProperty("--bar", `${bar.current!.offsetHeight}px`);
+    new ResizeObserver(height).observe(bar.current!);
+    height();
+  }, []);
   return (
-    <div class="bar" role="group" aria-label="For all panels">
+    <div ref={bar} class="bar" role="group" aria-label="For all panels">
       <label>
         <span>Model</span>
         <select value={model.value} onChange={(event) => choose(event.currentTarget.value as ModelName)}>
@@ -66,6 +73,10 @@ function Bar() {
           </span>
         </span>
       </label>
+      <Share />
+      <button type="button" class="large" aria-pressed={projector.value} onClick={() => (projector.value = !projector.value)}>
+        Large type
+      </button>
     </div>
   );
 }
@@ -96,10 +107,6 @@ export function App() {
         </a>
         <span class="name">Playground</span>
         {SITE && <a href={`${SITE}tutorials/gru_by_hand/`}>Tutorial</a>}
-        <Share />
-        <button type="button" class="large" aria-pressed={projector.value} onClick={() => (projector.value = !projector.value)}>
-          Large type
-        </button>
         <button type="button" onClick={toggleDark}>{dark.value ? "Light" : "Dark"}</button>
       </header>
       <Bar />
@@ -128,8 +135,7 @@ export function App() {
             </a>
           ))}
         </nav>
-        <Problems />
-        <Writers />
+        <Writers><Problems /></Writers>
         {whole.value && [<Surprise />, <Inside />, <Reach />, <State />, <ForAClass />]}
       </main>
       <Tour />

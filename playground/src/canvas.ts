@@ -30,5 +30,9 @@ export function prepare(canvas: HTMLCanvasElement, width: number, height: number
   return context;
 }
 
-/** A colour of the stylesheet, in the scheme that is shown. */
+for (const name of ["--text", "--muted", "--page", "--negative", "--positive", "--tinted"]) {
+  CSS.registerProperty({ name, syntax: "<color>", inherits: true, initialValue: "transparent" });
+}
+
+/** A colour of the stylesheet, in the scheme that is shown: by its type, the browser computes it. */
 export const colour = (element: Element, name: string) => getComputedStyle(element).getPropertyValue(name);

@@ -6,7 +6,7 @@ import { LINKS } from "./defaults";
 
 const done = signal("");
 
-/** Milliseconds for which the button says that the link was copied. */
+/** Milliseconds for which it says that the link was copied. */
 const SAID = 3000;
 
 async function share(): Promise<void> {
@@ -28,8 +28,8 @@ async function share(): Promise<void> {
 export function Share() {
   return (
     <>
-      <button type="button" onClick={() => void share()}>{done.value || "Share"}</button>
-      <span class="spoken" role="status">{done}</span>
+      <button type="button" onClick={() => void share()}>Share</button>
+      <span class="said" role="status">{done}</span>
     </>
   );
 }
@@ -39,8 +39,8 @@ export function ForAClass() {
     <section class="panel" aria-labelledby="class-title">
       <h2 id="class-title">Links for a class</h2>
       <p>
-        Each link opens this page as it says. “Share”, at the top, copies a link to what you see now: model, slider, texts
-        and all. Somebody who opens it reads the same texts, letter by letter.
+        Each link opens this page as it says. “Share”, at the top, copies a link to what you see now: panel, model, slider,
+        texts and all. Somebody who opens it reads the same texts, letter by letter.
         {SITE && <> <a href={`${SITE}guide/teaching/`}>A 20-minute lesson</a> is built on the tour.</>}
       </p>
       <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${view}`}>{title}</a></li>)}</ul>

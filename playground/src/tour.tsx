@@ -1,6 +1,6 @@
 /** A guided tour: five questions, each to be answered before the slider is moved. */
 
-import { effect, signal } from "@preact/signals";
+import { batch, computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
@@ -46,11 +46,14 @@ const codeInView = signal(false);
 
 const showCode = () => document.getElementById("code")!.scrollIntoView();
 
-/** Scroll the right one's text back, if need be, to where the slider was moved: the whole line, and its name. */
+/** Scroll the right one's text back, if need be, to the line in which the slider was moved. */
 function showMark(): void {
   const mark = document.querySelector("#writers mark:last-of-type");
-  const [top, field] = [mark?.getBoundingClientRect().top ?? 0, mark?.parentElement];
-  if (field) field.scrollTop += Math.min(0, top - field.getBoundingClientRect().top - 8);
+  const field = mark?.parentElement;
+  if (!mark || !field) return;
+  const height = parseFloat(getComputedStyle(field).lineHeight);
+  const top = mark.getBoundingClientRect().top - field.getBoundingClientRect().top - field.clientTop + field.scrollTop;
+  field.scrollTop = Math.min(field.scrollTop, height * Math.floor(top / height));
 }
 
 /** How much is written if all of it was written with the slider there. */
@@ -85,14 +88,11 @@ function gain(): string {
       `${all} nats if it is never reset, and ${one} with a reset before every character.`
     );
   }
-  const saved = `the model saves ${(known[0] - known[2]).toFixed(2)} nats per character (${one} down to ${all}).`;
-  if (kept() <= 0) return `On this text, nothing is left. Never reset, ${saved} With a reset every 32, it costs ${some}.`;
-  const some32 = `With a reset every 32, it saves ${(known[0] - known[1]).toFixed(2)}: it keeps`;
-  if (!mostIsKept()) return `On this text, it is less. Never reset, ${saved} ${some32} ${kept()} %.`;
-  return (
-    `Never reset, ${saved} ${some32} ${kept() > 100 ? "all of it" : `${kept()} %`}. The curve is almost flat ` +
-    "from 32 on: most of what the next character depends on is close by."
-  );
+  const saved = `Never reset, the model saves ${(known[0] - known[2]).toFixed(2)} nats per character (${one} to ${all});`;
+  if (kept() <= 0) return `On this text, nothing is left. ${saved} with a reset every 32, it costs ${some}.`;
+  const both = `${saved} with a reset every 32, ${(known[0] - known[1]).toFixed(2)}, which is`;
+  if (!mostIsKept()) return `On this text, it is less. ${both} ${kept()} %.`;
+  return `${both} ${kept() > 100 ? "all of it" : `${kept()} %`}. The next character depends mostly on what is close by.`;
 }
 
 const QUESTIONS: Question[] = [
@@ -108,18 +108,20 @@ const QUESTIONS: Question[] = [
   },
   {
     ask: "Now the state is reset every 8 characters. What does the right one write?",
-    options: ["Random letters", "Words, some made up, but no sentences", "Sentences as good as on the left"],
+    options: ["Random letters", "Words that do not go together", "A text as good as the left"],
     right: 1,
     task: "Move the slider to 8 and press “Start again”.",
     before: () => goTo("writers", "instant"),
     show: () => writeWith(8),
     seen: () => writtenWith(8),
-    why: () => "At most eight characters are enough for most words. A sentence needs to know how it began.",
+    why: () =>
+      "At most eight characters are enough for most words, but not to choose words that go together. The left one, too, " +
+      "makes up a word now and then.",
   },
   {
-    ask: "The right one has babbled for 150 characters, reset before every character. From now on it keeps its state. When does it write English again?",
-    options: ["Never: its text is ruined", "After another 150 characters", "Within a word or two"],
-    right: 2,
+    ask: "The right one has babbled for 150 characters. From now on, it keeps its state. When does it write English again?",
+    options: ["Within a word or two", "After another 150 characters", "Never: its text is ruined"],
+    right: 0,
     task: "Move the slider to “never” and press “Write”.",
     before: () => {
       goTo("writers", "instant");
@@ -135,12 +137,11 @@ const QUESTIONS: Question[] = [
       return babbled() && reset === null ? written.value - from : null;
     },
     why: () =>
-      "Look at its text after the mark. The state fills again with what the model reads, so a rare reset does little harm. " +
-      "With the same random numbers, both soon draw the same letters, and the same letters fill both states alike: the " +
-      "right one often ends up in the very lines of the left.",
+      "Look after the mark: the state fills again with what the model reads, so a rare reset does little harm. " +
+      "With the same random numbers, the right one often ends up in the lines of the left.",
   },
   {
-    ask: "A model that keeps its state guesses a text better than one whose state is reset before every character. How much of this gain is left with a reset every 32 characters?",
+    ask: "With its state, the model guesses a text better than with a reset before every character. How much of this gain is left with one every 32?",
     options: ["About a third", "About half", "More than nine tenths"],
     right: 2,
     task: "Move the slider to 32 and look at the memory curve.",
@@ -159,9 +160,9 @@ const QUESTIONS: Question[] = [
     holds: () => costs() === null || mostIsKept(),
   },
   {
-    ask: "Your own network writes like the right side. Its loss fell in training, and no error was raised. What do you check first?",
-    options: ["Whether it trained long enough", "Whether it is large enough", "Whether the loop makes a new state"],
-    right: 2,
+    ask: "Your own network writes like the right side: each letter suits the one before, and no more. Its training went well. What is wrong?",
+    options: ["The temperature is too high", "Each step gets a new state", "Letters have wrong numbers"],
+    right: 1,
     task: "Compare the code below the writers, with the slider at 1.",
     before: () => {
       goTo("writers", "instant");
@@ -173,20 +174,30 @@ const QUESTIONS: Question[] = [
     },
     seen: () => (every.value === 1 && codeInView.value ? ENOUGH : null),
     why: () =>
-      "One line in the wrong place resets the state at every step, and more training does not mend that. Print the state on " +
-      "the line above each call. From the second call on, it must be neither None nor all zeros. Other causes are named below the code.",
+      "With another fault, even pairs of letters would look wrong. Print the state above each call: from the " +
+      "second on, it must be neither None nor zeros.",
   },
 ];
 
-/** The option that the reader chose; null: none yet. */
+/** The option that the reader chose; null: none yet. It holds from when the answer begins to show. */
 const guess = signal<number | null>(null);
+const held = signal(false);
 const seen = signal(false);
 
+/** How much of the answer can be seen; null: nothing. */
+const shown = computed(() => QUESTIONS[tour.value - 1]?.seen() ?? null);
+
+// Whoever moves the slider needs no button
+let showed = shown.peek();
 effect(() => {
-  if (guess.value === null || seen.value || (QUESTIONS[tour.value - 1]?.seen() ?? 0) < ENOUGH) return;
+  if (shown.value !== null && showed === null && guess.peek() !== null) held.value = true;
+  showed = shown.value;
+});
+
+effect(() => {
+  if (!held.value || seen.value || (shown.value ?? 0) < ENOUGH) return;
   seen.value = true;
   stopAfter(A_LITTLE);
-  QUESTIONS[tour.value - 1].look?.();
 });
 
 // Whoever moves the slider to 1 to see its code is shown it.
@@ -199,7 +210,7 @@ effect(() => {
 
 /** Ask a question, counted from 1; 0 ends the tour. */
 export function ask(number: number): void {
-  [guess.value, seen.value, tour.value] = [null, false, number];
+  batch(() => ([guess.value, held.value, seen.value, tour.value] = [null, false, false, number]));
   QUESTIONS[number - 1]?.before();
 }
 
@@ -210,11 +221,11 @@ function close(): void {
 }
 
 /** Until the answer can be seen: what shows it, or how much of it is written. */
-function ShowMe({ show, count }: { show(): void; count: number | null }) {
-  const writing = count !== null && running.value;
+function ShowMe({ show }: { show(): void }) {
+  const writing = held.value && shown.value !== null && running.value;
   return (
-    <button type="button" aria-disabled={writing} onClick={() => writing || show()}>
-      {writing ? `Writing … ${Math.max(0, count)} of ${ENOUGH}` : "Show me"}
+    <button type="button" aria-disabled={writing} onClick={() => writing || ((held.value = true), show())}>
+      {writing ? `Writing … ${Math.max(0, shown.value!)} of ${ENOUGH}` : "Show me"}
     </button>
   );
 }
@@ -229,6 +240,7 @@ export function Tour() {
   // The button that was pressed is gone. A reader who moves the slider keeps the focus there.
   useEffect(() => {
     if (!answer.current) return;
+    QUESTIONS[number - 1].look?.(); // now: what is above it has its new height
     const { activeElement } = document;
     if (activeElement === document.body || card.current!.contains(activeElement)) answer.current.focus({ preventScroll: true });
     // Only the card scrolls, and its title stays
@@ -257,18 +269,21 @@ export function Tour() {
     return () => removeEventListener("keydown", pressed);
   }, [number]);
   if (!number) return null;
-  const { ask: question, options, right, task, show, seen: count, why, holds } = QUESTIONS[number - 1];
+  const { ask: question, options, right, task, show, why, holds } = QUESTIONS[number - 1];
   return (
     <aside ref={card} class="tour" aria-label="Guided tour">
       <div ref={head} class="head">
         <h2 ref={title} tabIndex={-1}>Question {number} of {QUESTIONS.length}</h2>
       </div>
       <p>{question}</p>
-      <div class="buttons" role="group" aria-label="Your prediction">
+      <fieldset class="choices" aria-label="Your prediction" disabled={held.value}>
         {options.map((option, i) => (
-          <button key={option} type="button" aria-pressed={guess.value === i} onClick={() => (guess.value ??= i)}>{option}</button>
+          <label key={option} class={guess.value === i ? "chosen" : ""}>
+            <input type="radio" name="prediction" checked={guess.value === i} onChange={() => (guess.value = i)} />
+            {option}
+          </label>
         ))}
-      </div>
+      </fieldset>
       <div role="status">
         {guess.value === null && <p class="small">Predict first.</p>}
         {guess.value !== null && !seen.value && <p>{task}</p>}
@@ -283,14 +298,13 @@ export function Tour() {
         )}
         {seen.value && number === QUESTIONS.length && (
           <p>
-            That was the last question. Go on with the{" "}
-            <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>
-            {SITE && <> or the <a href={`${SITE}tutorials/gru_by_hand/`}>tutorial</a>, which builds a GRU step by step</>}.
+            Go on: <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>
+            {SITE && <> or <a href={`${SITE}tutorials/gru_by_hand/`}>a GRU by hand</a></>}
           </p>
         )}
       </div>
       <div class="foot buttons">
-        {guess.value !== null && !seen.value && <ShowMe show={show} count={count()} />}
+        {guess.value !== null && !seen.value && <ShowMe show={show} />}
         {number > 1 && <button type="button" onClick={() => ask(number - 1)}>Back</button>}
         {number < QUESTIONS.length && <button type="button" onClick={() => ask(number + 1)}>Next</button>}
         <button type="button" onClick={close}>Close</button>

@@ -39,7 +39,7 @@ async function take(written, options) {
 }
 
 await take();
-const small = { viewport: { width: 1040, height: 518 } };
+const small = { viewport: { width: 1120, height: 532 } };
 for (let n = FRAME.characters; n <= PREVIEWED; n += FRAME.characters) await take(n, small);
 const [png, gif] = ["../public/preview.png", "../../docs/figures/playground.gif"].map((path) => fileURLToPath(new URL(path, import.meta.url)));
 execFileSync("python", ["-c", SAVE, png, gif, text, ...files], { stdio: "inherit" });

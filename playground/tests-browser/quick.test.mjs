@@ -46,8 +46,9 @@ test("the two writers", async (t) => {
   await t.test("the code beside them resets the state as the slider does", async () => {
     const code = (label) => writers.getByRole("group", { name: label }).textContent();
     const shown = async (name) => [await code(`${name}: the state is carried on`), await code(`${name}: the state is reset in the loop`)];
-    const all = async () => ({ torch: await shown("PyTorch"), jax: await shown("JAX"), unnamed: await code("PyTorch: the state is not kept") });
+    const all = async () => ({ torch: await shown("PyTorch"), jax: await shown("JAX") });
     report.code = { 1: await all() };
+    report.unnamed = await code("PyTorch: the state is not kept");
     await move(page, "ArrowRight", 2);
     report.code[4] = await all();
     await move(page, "End");
@@ -369,7 +370,10 @@ test("the state is copied, and pasted back", async (t) => {
 
 test("Back returns to the panel before", async () => {
   const link = (name) => page.getByRole("navigation").getByRole("link", { name });
-  const at = (name) => until(page, (name) => Math.abs(document.querySelector(`#${name}`).getBoundingClientRect().top - 64) < 9, name);
+  const at = (name) => until(page, (name) => { // just below the bar
+    const [panel, bar] = [`#${name}`, ".bar"].map((each) => document.querySelector(each).getBoundingClientRect());
+    return panel.top >= bar.bottom && panel.top < bar.bottom + 12;
+  }, name);
   await page.emulateMedia({ reducedMotion: "reduce" }); // it jumps
   await link("Surprise").click();
   await at("surprise");
@@ -419,11 +423,21 @@ test("the URL shows the same to somebody else", async () => {
 test("a view is shared, and a link for a class shows what it says", async () => {
   const page = await open(browser, server.address, "model=elman_alpha&written=20&seed=3");
   await texts(page);
-  await page.getByRole("button", { name: "Share" }).press("Enter");
-  await page.getByRole("button", { name: "Link copied" }).waitFor();
-  const link = await page.evaluate(() => navigator.clipboard.readText());
-  assert.equal(link, page.url());
-  assert.match(link, /#model=elman_alpha&seed=3&written=20$/);
+  const share = page.getByRole("button", { name: "Share" });
+  const link = async () => {
+    await page.getByText("Link copied").waitFor();
+    const copied = await page.evaluate(() => navigator.clipboard.readText());
+    assert.equal(copied, page.url());
+    return new URL(copied).hash;
+  };
+  await share.press("Enter");
+  assert.equal(await link(), "#model=elman_alpha&seed=3&written=20");
+  await page.getByText("Link copied").waitFor({ state: "detached" });
+  await show(page, "inside"); // far below: what is looked at stays in sight, and in the link
+  const scrolled = await page.evaluate(() => scrollY);
+  await share.click();
+  assert.equal(await link(), "#panel=inside&model=elman_alpha&seed=3&written=20");
+  assert.equal(await page.evaluate(() => scrollY), scrolled);
   assert.equal(await page.getByRole("link", { name: "Tutorial", exact: true }).getAttribute("href"), "../tutorials/gru_by_hand/");
   const alone = await open(browser, new URL(ALONE, server.address).href, "model=elman_alpha&written=20");
   await texts(alone);
@@ -461,7 +475,7 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   const page = await open(browser, server.address, "model=elman_alpha", { viewport });
   await analysed(page);
   const tour = page.getByRole("complementary", { name: "Guided tour" });
-  const [options, button] = [tour.getByRole("group").getByRole("button"), (name) => tour.getByRole("button", { name, exact: true })];
+  const [options, button] = [tour.getByRole("radio"), (name) => tour.getByRole("button", { name, exact: true })];
   await page.evaluate(() => {
     window.written = []; // characters that can be seen when an answer comes
     let answered = false;
@@ -472,7 +486,7 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
     }).observe(document.body, { childList: true, characterData: true, subtree: true });
   });
   await page.getByRole("button", { name: "Take the tour" }).click();
-  const answers = [0, 1, 2, 2, 2];
+  const answers = [0, 1, 0, 2, 1];
   const WRITERS = "#writers .written, #writers .controls button";
   for (const [i, answer] of answers.entries()) {
     const title = tour.getByRole("heading", { name: `Question ${i + 1} of 5` });
@@ -480,13 +494,15 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
     await focused(page, `Question ${i + 1} of 5`);
     assert.equal(await button("Show me").count(), 0);
     if (i < 3) await seen(page, size === "a laptop" ? `${WRITERS}, #writers .bars` : WRITERS);
-    await options.nth(answer).press("Enter");
-    await options.nth((answer + 1) % 3).press("Enter"); // the first counts
+    await options.nth((answer + 1) % 3).click();
+    await page.keyboard.press(["ArrowUp", "ArrowLeft"][i % 2]); // another one, until the answer shows
+    assert.equal(await options.nth(answer).isChecked(), true);
     if (i === 0) {
       await move(page, "End");
       await tour.getByText("press “Start again”").waitFor(); // the slider alone does not show it
       await panel(page, "writers").getByRole("button", { name: "Start again" }).press("Enter"); // a click would scroll
     } else await button("Show me").press("Enter");
+    await until(page, () => document.querySelectorAll(".tour :disabled").length >= 3); // now it holds
     if (i === 1) {
       await tour.getByRole("button", { name: /^Writing … [1-9]\d? of 100$/ }).press("Enter"); // does not start over
       await focused(page, "Writing … ");
@@ -503,7 +519,7 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
       const right = panel(page, "writers").locator(".written").last();
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
     }
-    if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*it keeps 9\d %/);
+    if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*, which is 9\d %/);
     if (i === 1) { // after the answer
       await page.keyboard.press("Tab");
       await page.keyboard.press("Tab");
@@ -528,10 +544,10 @@ test("the tour goes on after a model could not be loaded", async () => {
   const gone = (route) => route.abort();
   const page = await open(browser, server.address, "model=elman_alpha&tour=3", { prepare: (page) => page.context().route("**/*.safetensors", gone) });
   const tour = page.locator(".tour");
-  const [option, showMe] = [tour.getByRole("group").getByRole("button").last(), tour.getByRole("button", { name: "Show me" })];
+  const [options, showMe] = [tour.getByRole("radio"), tour.getByRole("button", { name: "Show me" })];
   const failed = page.getByRole("alert").getByText("could not be loaded");
   await failed.waitFor();
-  await option.click();
+  await options.first().click();
   await showMe.click();
   await failed.waitFor();
   await page.context().unroute("**/*.safetensors", gone);
@@ -542,7 +558,7 @@ test("the tour goes on after a model could not be loaded", async () => {
   await page.reload();
   await failed.waitFor();
   await tour.getByRole("button", { name: "Next" }).click();
-  await option.click();
+  await options.last().click();
   await showMe.click();
   await seen(page, "[role=alert] p"); // and not the panel that it asks about, where nothing is
   await page.context().unroute("**/*.safetensors", gone);
@@ -556,7 +572,7 @@ test("the tour shows the third answer after any text", async () => {
   const page = await open(browser, server.address, "model=elman_alpha&tour=3");
   const tour = page.locator(".tour");
   await texts(page);
-  await tour.getByRole("group").getByRole("button").first().click();
+  await tour.getByRole("radio").last().click();
   await move(page, "End");
   await panel(page, "writers").getByRole("button", { name: "Start again" }).click(); // and the babble is gone
   await until(page, () => document.querySelector("#writers pre").textContent.length > 20);
@@ -572,15 +588,15 @@ test("the tour shows the third answer after any text", async () => {
 // The numbers are jaxgru's
 for (const [text, said] of [
   ["zqxjkvbz".repeat(20), "In Shakespeare, it is “More than nine tenths”. On this text, the state does not help"],
-  ["s divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qu", "On this text, it is less. Never reset, the model saves 0.38 nats per character (3.19 down to 2.81). With a reset every 32, it saves 0.30: it keeps 79 %."],
-  ["ESTION WHETHER TIS NOBLER IN THE MIND TO SUFFER THE SLINGS AND ARROWS OF OUTRAGE", "On this text, nothing is left. Never reset, the model saves 0.02 nats per character (3.66 down to 3.64). With a reset every 32, it costs 3.67."],
-  ["the cat sat on the mat", "You were right. Never reset, the model saves 0.26 nats per character (2.09 down to 1.83). With a reset every 32, it saves 0.26: it keeps 100 %."],
+  ["s divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qu", "On this text, it is less. Never reset, the model saves 0.38 nats per character (3.19 to 2.81); with a reset every 32, 0.30, which is 79 %."],
+  ["ESTION WHETHER TIS NOBLER IN THE MIND TO SUFFER THE SLINGS AND ARROWS OF OUTRAGE", "On this text, nothing is left. Never reset, the model saves 0.02 nats per character (3.66 to 3.64); with a reset every 32, it costs 3.67."],
+  ["the cat sat on the mat", "You were right. Never reset, the model saves 0.26 nats per character (2.09 to 1.83); with a reset every 32, 0.26, which is 100 %."],
 ])
 test(`the tour's fourth answer is of the reader's text: ${text}`, async () => {
   const page = await open(browser, server.address, `model=elman_alpha&tour=4&text=${text}`);
   const tour = page.locator(".tour");
   await analysed(page);
-  await tour.getByRole("group").getByRole("button").last().click();
+  await tour.getByRole("radio").last().click();
   await tour.getByRole("button", { name: "Show me" }).click();
   await tour.getByText(said).waitFor();
   assert.deepEqual(page.problems, []);
@@ -601,37 +617,34 @@ test(`on ${size}, a link to a character shows its bets`, async () => {
   await page.context().close();
 });
 
-test("large type for a projector", async () => {
-  const page = await open(browser, server.address, "projector&tour=1&model=elman_alpha", { viewport: { width: 1280, height: 720 } });
+test("large type for a projector: question, answer and whole lines are in sight", async () => {
+  const page = await open(browser, server.address, "projector&tour=1&model=elman_alpha", { viewport: { width: 1280, height: 800 } });
+  const [tour, button] = [page.locator(".tour"), (name) => page.getByRole("button", { name, exact: true })];
   const size = (all) => page.locator(all).first().evaluate((each) => parseFloat(getComputedStyle(each).fontSize));
-  await page.locator(".tour").getByRole("group").getByRole("button").first().click();
-  await page.getByRole("button", { name: "Show me" }).click();
-  await page.getByText("You were right.").waitFor();
-  await seen(page, "#writers .written, #writers .controls button");
+  for (const [i, wrong] of [1, 0, 2, 0, 0].entries()) { // their answers are the longest
+    await tour.getByRole("heading", { name: `Question ${i + 1} of 5` }).waitFor();
+    await tour.getByRole("radio").nth(wrong).click();
+    if (i === 2) await texts(page); // the babble
+    if (i < 4) await button("Show me").click();
+    else {
+      await page.getByText("Compare the code below").waitFor(); // the slider is at 1, but the code is not in sight
+      await move(page, "End");
+      await move(page, "Home");
+    }
+    await tour.getByText("It is “").waitFor();
+    if (i < 3) {
+      await texts(page); // a little more
+      const lines = await panel(page, "writers").locator(".written").evaluateAll((fields) =>
+        fields.map((field) => field.scrollTop / parseFloat(getComputedStyle(field).lineHeight)));
+      for (const line of lines) assert(Math.abs(line - Math.round(line)) < 0.05, String(lines));
+    }
+    await seen(page, ["#writers .written, #writers .controls button", "#writers .written", "#writers mark", ".curve", "#code .code"][i]);
+    assert(await tour.evaluate((card) => card.scrollHeight <= card.clientHeight && card.getBoundingClientRect().bottom <= innerHeight));
+    if (i < 4) await button("Next").click();
+  }
   assert((await size("#writers .written")) >= 24 && (await size(".tour p")) >= 22);
   await until(page, () => location.hash.includes("projector=true"));
-  const next = page.getByRole("button", { name: "Next", exact: true });
-  for (const _ of [1, 2]) await next.click();
-  await page.locator(".tour").getByRole("group").getByRole("button").last().click();
-  await texts(page); // the babble
-  await page.getByRole("button", { name: "Show me" }).click();
-  await page.getByText("You were right.").waitFor();
-  await texts(page); // a little more
-  await seen(page, "#writers mark");
-  assert(await page.locator("#writers mark").evaluate((mark) =>
-    mark.getBoundingClientRect().top >= mark.parentElement.getBoundingClientRect().top - 1));
-  for (const _ of [1, 2]) await next.click();
-  await page.locator(".tour").getByRole("group").getByRole("button").last().click();
-  await page.getByText("Compare the code below").waitFor(); // the slider is at 1, but the code is not in sight
-  await move(page, "End");
-  await move(page, "Home");
-  await page.getByText("You were right.").waitFor();
-  await seen(page, "#code .code");
-  assert(await page.locator(".tour").evaluate((card) => { // a long answer
-    const [whole, ...parts] = [card, ...card.querySelectorAll(".head, .foot")].map((each) => each.getBoundingClientRect());
-    return card.scrollTop > 0 && parts.every((part) => part.top >= whole.top && part.bottom <= whole.bottom);
-  }));
-  await page.getByRole("button", { name: "Large type" }).click();
+  await button("Large type").click();
   assert((await size("#writers .written")) < 16);
   assert.deepEqual(page.problems, []);
   await page.context().close();

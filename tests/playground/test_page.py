@@ -90,25 +90,36 @@ def assert_same_bets(bets: list[list[list[str]]], model: str, texts: list[str]) 
 
 
 def assert_code_resets(code: str, every: int | None, model: str) -> None:
-    """Run the code that the page shows, and compare with `apply` since the last reset."""
+    """Let the code that the page shows write; compare with `apply` since the last reset."""
     params, _, tokenizer = load(model)
-    tokens = tokenizer.encode("ROMEO: O, s")
-    names = {"lm": lm, "params": params, "text": tokens[:, None]}
+    read = [tokenizer.encode("R")]
+
+    def draw(logits):
+        read.append(np.asarray(logits).argsort()[:, -2])  # not the likeliest: that soon repeats
+        return read[-1]
+
+    names = {"lm": lm, "params": params, "n": 11, "x": read[0], "draw": draw}
     exec(code, names)
     since = 0 if every is None else 10 - 10 % every
-    expected, _ = apply(params, tokens[None, since:])
+    expected, _ = apply(params, np.stack(read, axis=1)[:, since:11])
     np.testing.assert_allclose(names["logits"][0], expected[0, -1], atol=2e-5)
 
 
 def assert_pytorch_code_resets(code: str, every: int | None) -> None:
-    """Run the PyTorch code that the page shows, and compare with one call since the last reset."""
+    """Let the PyTorch code of the page write; compare with one call since the last reset."""
     torch.manual_seed(0)
-    gru, text = torch.nn.GRU(3, 5), torch.randn(11, 1, 3)
-    names = {"gru": gru, "text": text}
+    gru, draw, x = torch.nn.GRU(3, 5), torch.nn.Linear(5, 3), torch.randn(1, 1, 3)
+    read = [x]
+
+    def next_one(y):
+        read.append(draw(y))
+        return read[-1]
+
+    names = {"gru": gru, "n": 11, "x": x, "draw": next_one}
     exec(code, names)
     since = 0 if every is None else 10 - 10 % every
-    expected, _ = gru(text[since:])
-    torch.testing.assert_close(names["y"].flatten(0, -2)[-1:], expected[-1])
+    expected, _ = gru(torch.cat(read[since:11]))
+    torch.testing.assert_close(names["y"], expected[-1:])
 
 
 def assert_same_step(values: list[str], unit: int, text: str) -> None:
@@ -142,7 +153,7 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
             assert_code_resets(code, resets, "astra_alpha")
         for code, resets in zip(codes["torch"], (None, reset_every), strict=True):
             assert_pytorch_code_resets(code, resets)
-        assert_pytorch_code_resets(codes["unnamed"], reset_every)
+    assert_pytorch_code_resets(report["unnamed"], 1)
     # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
     assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
 

@@ -97,11 +97,11 @@ export function Surprise() {
   return (
     <Panel name="surprise" title="Surprise" busy={stale.value}>
       <p>
-        Here the model reads a text and bets on each next character. The cost of a character in nats is −ln p, where p
-        is the probability that the model gave it. On the left, with the state, the tint is the cost: the redder, the
-        less expected. On the right, it is what the reset adds: red where the character costs more than on the left,
-        blue where it costs less. Point at a character to see the bets; the one that came stands out. Type or paste a
-        text of your own; the panels below show it, too.
+        Here the model reads a text and bets on each next character. On the left, with the state, the redder a character,
+        the less the model expected it. On the right, red shows where the reset makes it more surprising than on the left,
+        and blue where less. Point at a character to see the bets; the one that came stands out. Type or paste a text of
+        your own; the panels below show it, too. Surprise is measured in nats: a character to which the model gave the
+        probability p costs −ln p.
       </p>
       <TextField label="Text" rows={6} limit={TEXT_LIMIT} value={text} />
       <Notes />

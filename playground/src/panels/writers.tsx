@@ -1,7 +1,7 @@
 /** Panel 1: one prompt, one seed, one set of weights; the left writes with its state, the right without. */
 
 import { batch, effect, signal, untracked } from "@preact/signals";
-import { Fragment } from "preact";
+import { Fragment, type ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
 import { Bars } from "../bars";
@@ -291,7 +291,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
       <div class="head">
         <h3>{title}</h3>
         <p class="figure">
-          {cost === null ? "…" : cost.toFixed(3)} <span>nats, judged with the state</span>
+          {cost === null ? "…" : cost.toFixed(3)} <span>surprise per character</span>
         </p>
       </div>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
@@ -345,10 +345,12 @@ function Options() {
   );
 }
 
-export function Writers() {
+/** `children`: what comes into sight with the panel. */
+export function Writers({ children }: { children: ComponentChildren }) {
   const full = written.value >= WRITTEN_LIMIT;
   return (
     <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
+      {children}
       <div class="controls">
         <div class="buttons">
           <button type="button" onClick={toggle} disabled={full}>
@@ -373,9 +375,8 @@ export function Writers() {
         <Text side={1} title={resetTitle(every.value)} label="Text written while the state is reset" />
       </div>
       <p class="small">
-        The score tells how much each text surprises the model that keeps its state: nats per character, on average.
-        Lower is better. A nat measures surprise: a sure thing costs 0 nats, an even bet 0.7, a blind guess among 65
-        characters 4.2.
+        The number tells how much each text surprises the model that keeps its state, in nats per character, on average.
+        Lower is better: a sure thing costs 0 nats, an even bet 0.7, a blind guess among 65 characters 4.2.
         {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
         Written so far: {written.value.toLocaleString("en")} characters
