@@ -163,11 +163,8 @@ def init_gru(
       clip: the arguments of σ and tanh are clipped to ±clip, as in ONNX; None: they are not.
 
     Raises:
-      ValueError: `init`, `activation` or `reset_gate` is unknown; `clip` is neither None nor
-        positive; a size is not a positive whole number; the dtype is not floating-point; an
-        initializer is not a function, or does not return floating-point numbers of the given shape;
-        a flag is not a bool; `num_blocks` does not divide H; or `layer_norm` is combined with
-        `second_bias`, with `reset_gate` "before" or with `activation` "relu" or `clip`.
+      ValueError: an argument is not as described above, or two do not go together; the message says
+        which and what would be right.
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
     check_functions(activation, clip)

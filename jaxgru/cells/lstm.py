@@ -145,11 +145,8 @@ def init_lstm(
       hidden_dim: H, the size of h and of c.
       dtype: of the parameters, floating-point.
       init: "orthogonal" or "pytorch"; see above.
-      kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
-        `jax.nn.initializers.orthogonal()`.
-      recurrent_kernel_init: draws each gate's U (H, H) or (p, H), or each of its blocks, and P
-        (H, p) instead.
-      bias_init: draws each gate's b (H,) instead, also that of the forget gate.
+      kernel_init, recurrent_kernel_init, bias_init: as for `init_gru`; the second also draws P
+        (H, p), the third also the forget gate's b.
       layer_norm: normalise within the cell, and return `LayerNormLSTMParams`.
       num_blocks: n, a divisor of H. The units form n groups (heads), and each unit reads only the h
         of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
@@ -159,11 +156,8 @@ def init_lstm(
         in ONNX Runtime; None: they are not.
 
     Raises:
-      ValueError: `init` or `activation` is unknown; `clip` is neither None nor positive; a size is
-        not a positive whole number; the dtype is not floating-point; an initializer is not a
-        function, or does not return floating-point numbers of the given shape; `layer_norm` is not
-        a bool; `num_blocks` does not divide H; `proj_size` is combined with `layer_norm` or several
-        blocks; or `activation` "relu" or `clip` with `layer_norm` or `proj_size`.
+      ValueError: an argument is not as described above, or two do not go together; the message says
+        which and what would be right.
     """
     check_flags(layer_norm=layer_norm)
     check_functions(activation, clip)

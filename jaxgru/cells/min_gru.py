@@ -108,13 +108,11 @@ def init_min_gru(
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
       dtype: of the parameters, floating-point.
-      kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
-        `jax.nn.initializers.orthogonal()`.
-      bias_init: draws each gate's b (H,) instead.
+      kernel_init, bias_init: as for `init_gru`.
 
     Raises:
-      ValueError: a size is not a positive whole number; the dtype is not floating-point; or an
-        initializer is not a function, or does not return floating-point numbers of the given shape.
+      ValueError: an argument is not as described above, or two do not go together; the message says
+        which and what would be right.
     """
     W, _, b = initializers(
         in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init

@@ -104,8 +104,8 @@ def init_mogrifier_gru(
       init: "orthogonal" or "pytorch"; see `init_gru`.
 
     Raises:
-      ValueError: `init` is unknown, a size is not a positive whole number, `num_rounds` is below 2,
-        or the dtype is not floating-point.
+      ValueError: an argument is not as described above, or two do not go together; the message says
+        which and what would be right.
     """
     E, H = in_features, hidden_dim
     check_whole("num_rounds", num_rounds, least=2)

@@ -91,15 +91,11 @@ def init_rnn(
       activation: "tanh" or "relu".
       clip: the argument of the activation is clipped to ±clip, as in ONNX; None: it is not.
       init: "orthogonal" or "pytorch"; see above.
-      kernel_init: draws W (E, H) instead: a function `(key, shape, dtype)`, such as
-        `jax.nn.initializers.orthogonal()`.
-      recurrent_kernel_init: draws U (H, H) instead.
-      bias_init: draws b (H,) instead.
+      kernel_init, recurrent_kernel_init, bias_init: as for `init_gru`.
 
     Raises:
-      ValueError: `activation` or `init` is unknown; `clip` is neither None nor positive; a size is
-        not a positive whole number; the dtype is not floating-point; or an initializer is not a
-        function, or does not return floating-point numbers of the given shape.
+      ValueError: an argument is not as described above, or two do not go together; the message says
+        which and what would be right.
     """
     check_functions(activation, clip)
     W, U, b = initializers(

@@ -272,7 +272,7 @@ def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
         return flags
     if flags.shape != shape or not jnp.issubdtype(flags.dtype, jnp.number):
         raise ValueError(f"{name} is {flags.dtype} {flags.shape}; it must be bool {shape}.")
-    if not _is_known(flags):
+    if not is_known(flags):
         raise ValueError(
             f"{name} is {flags.dtype}, and its values are not known here; pass "
             f"{name}.astype(bool) if each of them is 0 or 1."
@@ -285,7 +285,7 @@ def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
     return known.astype(bool)
 
 
-def _is_known(array: AnyArray) -> bool:
+def is_known(array: AnyArray) -> bool:
     """Return whether the values can be read here: not traced, and all on this process's devices."""
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
 
@@ -304,7 +304,7 @@ def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, 
             f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: "
             f"{batch}."
         )
-    if _is_known(lengths):
+    if is_known(lengths):
         known = np.asarray(lengths)
         if known.size and not 0 <= known.min() <= known.max() <= T:
             raise ValueError(

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
-from jaxgru.layers.arguments import as_array
+from jaxgru.layers.arguments import as_array, is_known
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:
@@ -36,7 +36,7 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
 
 def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
     """Raise UserError if the tokens' values are known and one is outside the vocabulary."""
-    if isinstance(tokens, Tracer) or not getattr(tokens, "is_fully_addressable", True):
+    if not is_known(tokens):
         return
     known = np.asarray(tokens)
     if (outside := known[(known < 0) | (known >= vocab_size)]).size:

@@ -20,7 +20,7 @@ from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import UserError, check_whole, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like, real_steps
+from jaxgru.layers.arguments import as_array, as_carry, carry_like, is_known, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_number, check_tokens
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
@@ -153,7 +153,7 @@ def _as_integers(
     value = as_array(name, value)
     if value.shape != shape or not jnp.issubdtype(value.dtype, jnp.integer):
         raise UserError(f"{name} is {value.dtype} {value.shape}; it must be integers {shape}.")
-    if not isinstance(value, Tracer) and value.size:
+    if is_known(value) and value.size:
         low, high = int(np.min(value)), int(np.max(value))
         if not least <= low <= high <= most:
             raise UserError(f"{name} range from {low} to {high}; they must be in {least} … {most}.")
