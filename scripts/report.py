@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxgru import lm
 from jaxgru.analysis import state_cost
@@ -22,7 +23,10 @@ from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.evaluation import recovery
 from jaxgru.lm.files import write_text
+from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.runs.folders import RunError, load_info
 from pages.markdown import write_page
 from pages.records import describe_hardware, dumps, is_finished, load, load_or
@@ -97,12 +101,28 @@ def measure(run: Path, best: int) -> dict[str, Any]:
     record = state_cost.measure(
         params, tokenizer, dataset, config.training.sequence_length, random_batches=like_nanogpt
     ).to_dict()
+    record["recovery"] = [float(f"{nats:.5g}") for nats in recovery(params, dataset.validation)]
+    for name, texts in sample(params, tokenizer).items():
+        record["text"][name] |= texts
     if like_nanogpt:
         params, *_ = lm.load(run, "best")
         of_best = state_cost.evaluate_random_batches(params, dataset.validation).to_dict()
         record["random_batches"]["best"] = of_best | {"epoch": best}
     made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
     return record | made | {"commits": load_info(run).commits}
+
+
+def sample(params: lm.Params, tokenizer: Tokenizer) -> dict[str, dict[str, str]]:
+    """Return two texts for each treatment of the state, as `StudyText` has them."""
+    prompt, made = jnp.asarray(tokenizer.encode(PROMPT))[None], {}
+    kinds = {"greedy": (200, 0, None), "sampled": (300, state_cost.TEMPERATURE, state_cost.TOP_K)}
+    for name, (stateful, last_token_only) in state_cost.TREATMENTS.items():
+        given, made[name] = prompt[:, -1:] if last_token_only else prompt, {}
+        for kind, (length, temperature, top_k) in kinds.items():
+            options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
+            new, *_ = lm.generate(params, jax.random.key(0), given, length, **options)
+            made[name][kind] = PROMPT + tokenizer.decode(new[0])
+    return made
 
 
 def count(name: str) -> list[float]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -19,16 +18,14 @@ from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, words
 from jaxgru.cells.base import AnyArray
 from jaxgru.lm.data.dataset import Dataset
-from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.evaluation import (
     RESETS,
     memory_curve,
     random_batch_losses,
-    recovery,
     stream_nll,
     window_loss,
 )
-from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.model import Params
 from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.sampling import generate
@@ -78,7 +75,7 @@ class Chain(Record, frozen=True):
 
 
 class Text(Record, frozen=True):
-    """Measures of text, and two texts to read. None: there are no loops, words or texts."""
+    """Measures of text. None: there are no loops or words."""
 
     share_that_loops: Number | None = None
     median_period: Number | None = None
@@ -88,8 +85,6 @@ class Text(Record, frozen=True):
     distinct_1: Number | None = None
     distinct_2: Number | None = None
     distinct_3: Number | None = None
-    greedy: str | None = None
-    sampled: str | None = None
 
 
 class MeanLoss(Record, frozen=True, kw_only=True):
@@ -109,15 +104,14 @@ class StateCost(Record, frozen=True):
     stateless: Number
     sensitivity: Number
     memory_curve: Annotated[list[tuple[Reset, Number]], Meta(min_length=1)]
-    recovery: Annotated[list[Number], Meta(min_length=1)]
     chain: Chain | None
-    text: dict[str, Text]
+    text: Mapping[str, Text]
     random_batches: MeanLoss | None = None
 
 
 def num_steps(tokenizer: Tokenizer, random_batches: bool = False) -> int:
     """Return how often `measure` calls `progress`."""
-    return random_batches + 1 + len(RESETS) + 1 + (tokenizer.vocab_size <= MAX_CHAIN) + 1
+    return random_batches + 1 + len(RESETS) + (tokenizer.vocab_size <= MAX_CHAIN) + 1
 
 
 def measure(
@@ -127,7 +121,6 @@ def measure(
     window: int = 128,
     progress: Callable[[str], None] = lambda _: None,
     random_batches: bool = False,
-    prompt: str = PROMPT,
 ) -> StateCost:
     """Measure a model.
 
@@ -137,8 +130,9 @@ def measure(
         before each of its losses.
       random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
         of 256 tokens. This takes three times as long as all other losses.
-      prompt: what the model's texts in the record begin with, if its tokenizer knows it. There are
-        no texts if the data is read in units, at whose ends the state of a long text would go on.
+
+    There are no measures of text if the data is read in units, at whose ends the state of a long
+    text would go on.
 
     Raises UserError if the validation split is too short, or has a token outside the vocabulary.
     """
@@ -153,8 +147,6 @@ def measure(
     for every in RESETS:
         progress("the memory curve")
         curve |= memory_curve(params, tokens, [every], end)
-    progress("the recovery after a reset")
-    excess = recovery(params, tokens, stream=stream, end=end)
     chain = None
     if tokenizer.vocab_size <= MAX_CHAIN:
         progress("the stateless chain")
@@ -169,9 +161,8 @@ def measure(
         stateless=stateless,
         sensitivity=stateless - unbroken,
         memory_curve=list(curve.items()),
-        recovery=[float(f"{nats:.5g}") for nats in excess],
         chain=chain,
-        text={} if end is not None else _text(params, tokenizer, dataset, prompt),
+        text={} if end is not None else _text(params, tokenizer, dataset),
         random_batches=batches,
     )
 
@@ -201,7 +192,7 @@ def _chain(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> Chain:
     return Chain(bigram_divergence(P, pairs), cycles)
 
 
-def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -> dict[str, Text]:
+def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> dict[str, Text]:
     tokens = dataset.validation
     length = min(PROMPT_LENGTH, len(tokens) - 1)
     starts = np.linspace(0, len(tokens) - length, NUM_PROMPTS).astype(int)
@@ -213,14 +204,7 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset, prompt: str) -
         greedy = _generate(params, prompts, GREEDY_TOKENS, 0, *treatment)
         sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, *treatment)
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
-        examples = {}
-        with contextlib.suppress(TokenizerError):  # the user's vocabulary may lack the prompt
-            opening = jnp.asarray(tokenizer.encode(prompt))[None]
-            kinds = (("greedy", 200, 0), ("sampled", 300, TEMPERATURE)) if opening.size else ()
-            for kind, length, temperature in kinds:
-                new = _generate(params, opening, length, temperature, *treatment)
-                examples[kind] = prompt + tokenizer.decode(new[0])
-        record[name] = Text(**_loops(greedy), **_words(text, vocabulary), **examples)
+        record[name] = Text(**_loops(greedy), **_words(text, vocabulary))
     return record
 
 

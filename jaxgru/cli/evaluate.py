@@ -11,7 +11,7 @@ import dataclasses
 import io
 import itertools
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_units, end_token, lines_of, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, memory_curve, perplexity, stream_nll, window_loss
-from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
 from jaxgru.lm.scoring import score_lines
@@ -299,9 +298,9 @@ def _print_state_cost(
 ) -> None:  # fmt: skip
     """Print every measure of a model on the validation split of its own text."""
     tokenizer, window = dataset.tokenizer, config.training.sequence_length
-    batches, prompt = arguments.random_batches, default_prompt(dataset.sha256, tokenizer)
+    batches = arguments.random_batches
     with _in_steps(console, state_cost.num_steps(tokenizer, batches)) as begin:
-        record = state_cost.measure(params, tokenizer, dataset, window, begin, batches, prompt)
+        record = state_cost.measure(params, tokenizer, dataset, window, begin, batches)
     sizes = record.num_tokens, record.num_characters
     rows = _losses(
         record.memory_curve, record.stream, dataset.end, record.windows, window,
@@ -371,7 +370,7 @@ def _in_units(
     return table
 
 
-def _text(texts: dict[str, state_cost.Text]) -> Table:
+def _text(texts: Mapping[str, state_cost.Text]) -> Table:
     table = Table(
         "",
         *(Column(name, justify="right") for name in texts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jaxgru.analysis.state_cost import MeanLoss, StateCost
+from jaxgru.analysis.state_cost import Chain, MeanLoss, StateCost, Text
 from jaxgru.errors import UserError
 from jaxgru.lm.config import config_dir
 from jaxgru.lm.evaluation import in_units
@@ -32,9 +32,19 @@ class RandomBatches(MeanLoss, frozen=True, kw_only=True):
     best: EpochLoss | None = None
 
 
+class StudyText(Text, frozen=True):
+    """Measures of a model's text, and two texts to read."""
+
+    greedy: str | None = None
+    sampled: str | None = None
+
+
 class RunMeasures(StateCost, frozen=True, kw_only=True):
     """A run's study.json: the cost of resetting its state, and how it was measured."""
 
+    recovery: Annotated[list[Number], Meta(min_length=1)]
+    chain: Chain | None
+    text: Mapping[str, StudyText]
     random_batches: RandomBatches | None = None
     date: str
     hardware: str

@@ -85,7 +85,7 @@ def test_a_large_vocabulary_is_measured_without_its_chain(measured, monkeypatch)
         monkeypatch.setattr(state_cost, "MAX_CHAIN", limit)
         seen = state_cost.measure(params, dataset.tokenizer, dataset, 16)
         assert (seen.chain is not None) == known
-        assert state_cost.num_steps(dataset.tokenizer) == 7 + known
+        assert state_cost.num_steps(dataset.tokenizer) == 6 + known
         assert seen.stateless == record.stateless
 
 
@@ -101,19 +101,15 @@ def test_the_chains_distance_is_what_it_loses_beyond_the_bigrams_entropy(measure
 
 def test_greedy_stateless_text_is_a_cycle_of_the_chain(measured):
     *_, record, _ = measured
-    cycles = {cycle.text for cycle in record.chain.cycles}
-    end = record.text["stateless"].greedy[-30:]
     assert record.text["stateless"].share_that_loops == 1
-    assert any(end in cycle * 60 for cycle in cycles)
+    assert record.text["stateless"].median_period in {c.period for c in record.chain.cycles}
 
 
 def test_treatments_differ_and_their_measures_are_shares(measured):
     _, dataset, record, _ = measured
     text = record.text
     assert set(text) == {"validation text", *state_cost.TREATMENTS}
-    sampled = {name: text[name].sampled for name in state_cost.TREATMENTS}
-    assert len(set(sampled.values())) == 3
-    assert all(s.startswith("ROMEO: ") and len(s) == 7 + 300 for s in sampled.values())
+    assert len({str(text[name]) for name in state_cost.TREATMENTS}) == 3
     for values in text.values():
         assert 0 <= values.known_words <= 1 and 0 < values.distinct_1 <= 1
     # the words of the text itself, all of which occur in its training part; cut ones left out
@@ -126,22 +122,13 @@ def test_treatments_differ_and_their_measures_are_shares(measured):
 
 def test_progress_is_told_and_the_record_is_json(measured):
     _, dataset, record, said = measured
-    assert said == ["one stream", *["the memory curve"] * 4, "the recovery after a reset",
-                    "the stateless chain", "text"]  # fmt: skip
+    assert said == ["one stream", *["the memory curve"] * 4, "the stateless chain", "text"]
     assert state_cost.num_steps(dataset.tokenizer) == len(said)
     written = json.loads(json.dumps(record.to_dict()))
     assert written["memory_curve"] == [list(point) for point in record.memory_curve]
     assert written["text"]["validation text"].keys() == {
         "num_words", "known_words", "distinct_1", "distinct_2", "distinct_3"
     }  # fmt: skip
-
-
-def test_a_vocabulary_without_the_prompt_is_measured_without_its_text(measured):
-    params, dataset, record, _ = measured
-    text = state_cost._text(params, dataset.tokenizer, dataset, "§")
-    for name in state_cost.TREATMENTS:
-        assert text[name].greedy is None
-        assert text[name].known_words == record.text[name].known_words
 
 
 def test_whole_words():

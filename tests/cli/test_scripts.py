@@ -135,7 +135,7 @@ def only_windows(params, tokenizer, dataset, window, *_) -> state_cost.StateCost
     """A record with one true loss, for the time that the others would take."""
     tokens, text = dataset.validation, {"validation text": state_cost.Text()}
     sizes, loss = (len(tokens) - 1, dataset.num_characters), window_loss(params, tokens, window)
-    return state_cost.StateCost(*sizes, loss, 1.0, 1.0, 1.0, [], [], None, text)
+    return state_cost.StateCost(*sizes, loss, 1.0, 1.0, 1.0, [], None, text)
 
 
 def script_options(model: str, run: Path, folder: Path) -> list[str]:
@@ -335,11 +335,11 @@ class TestEvaluate:
         (tmp_path / "a.txt").write_text("what light")
         done = script("evaluate", "--run", tiny_run, "--text", "a.txt")
         assert done.code == 0 and "step 2/3" in done.out
-        assert "step 0/15" in script("evaluate", "--run", tiny_run).out
+        assert "step 0/14" in script("evaluate", "--run", tiny_run).out
 
     def test_random_batches(self, script, tiny_run, tiny_text, monkeypatch):
         monkeypatch.setattr(state_cost, "measure", lambda *_: state_cost.StateCost(
-            9, 9, 1.0, 1.0, 1.0, 1.0, [], [], None, {},
+            9, 9, 1.0, 1.0, 1.0, 1.0, [], None, {},
             state_cost.MeanLoss(mean=2.0, standard_error=0.25),
         ))  # fmt: skip
         done = script("evaluate", "--run", tiny_run, "--random-batches", "--epoch", "best")

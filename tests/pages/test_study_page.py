@@ -195,12 +195,19 @@ def test_the_best_epoch_is_measured_as_nanogpt_is(run_copy, tiny_text, monkeypat
     weights = lambda run, epoch=None: (best if epoch == "best" else params, config, tokenizer)
     monkeypatch.setattr(report.lm, "load", weights)
     last = state_cost.MeanLoss(mean=2.0, standard_error=0.25)
-    cost = state_cost.StateCost(9, 9, 1.0, 1.0, 1.0, 1.0, [], [], None, {}, last)
+    texts = dict.fromkeys(state_cost.TREATMENTS, state_cost.Text())
+    cost = state_cost.StateCost(9, 9, 1.0, 1.0, 1.0, 1.0, [], None, texts, last)
     monkeypatch.setattr(state_cost, "measure", lambda *_, random_batches: cost)
     few = partial(random_batch_losses, num_batches=2, batch_size=3)
     monkeypatch.setattr(state_cost, "random_batch_losses", few)
+    monkeypatch.setattr(state_cost, "TOP_K", 8)  # of the tiny run's 28 characters
     found = report.measure(run_copy, 1)
     assert found["stream"] == 1.0 and len(found["date"]) == 10 and "JAX" in found["hardware"]
+    assert len(found["recovery"]) == 256
+    texts = [found["text"][name][kind] for name in state_cost.TREATMENTS
+             for kind in ("greedy", "sampled")]  # fmt: skip
+    assert [len(text) for text in texts] == 3 * [7 + 200, 7 + 300] and len(set(texts)) == 6
+    assert all(text.startswith("ROMEO: ") for text in texts)
     a, b = few(best, tokenizer.encode(tiny_text.read_text())[2700:], 256, jax.random.key(0))
     assert found["random_batches"] == {
         "mean": 2.0, "standard_error": 0.25,
