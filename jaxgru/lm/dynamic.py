@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -65,30 +64,18 @@ class Dynamic:
 
 
 def dynamic_nll(
-    params: Params, tokens: Int[AnyArray, "N"], dynamic: Dynamic, reset: int | None = None
+    params: Params, tokens: Int[AnyArray, "N"], dynamic: Dynamic
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream, with weights that learn from it.
 
-    Args:
-      reset: set the STATE to zero every `reset` tokens; the weights keep what they have learned. It
-        must be a divisor or a multiple of `dynamic.every`. None: never.
-
-    Raises what `evaluation.window_nll` raises, and UserError if the reset does not fit, or
-    `dynamic` is of another model.
+    Raises what `evaluation.window_nll` raises, and UserError if `dynamic` is of another model.
     """
     params = on_device(params)
     if jax.tree.map(jnp.shape, dynamic.mean_squares) != jax.tree.map(jnp.shape, params):
         raise UserError("the mean_squares are not this model's; compute them with its parameters.")
     inputs, targets, n = _segments(params, tokens, dynamic.every)
-    if reset is not None:
-        shorter, longer = sorted((check_whole("reset", reset), dynamic.every))
-        if longer % shorter:
-            raise UserError(
-                f"the state is to be reset every {reset} tokens; it must be a divisor or a "
-                f"multiple of the {dynamic.every} tokens between two updates."
-            )
     rates = (dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
-    nll = _dynamic_nll(reset, params, dynamic.mean_squares, rates, inputs, targets)
+    nll = _dynamic_nll(params, dynamic.mean_squares, rates, inputs, targets)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -105,14 +92,8 @@ def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) ->
     return _mean_squares(on_device(params), inputs[:whole], targets[:whole])
 
 
-def choose_dynamic(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    learning_rates: tuple[float, ...] = LEARNING_RATES,
-    decays: tuple[float, ...] = DECAYS,
-    every: int = 32,
-) -> Dynamic:
-    """Return the combination of a learning rate and a decay with the lowest loss on a text.
+def choose_dynamic(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) -> Dynamic:
+    """Return the pair of one of LEARNING_RATES and one of DECAYS with the lowest loss on a text.
 
     Args:
       tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
@@ -121,7 +102,7 @@ def choose_dynamic(
     Raises what `mean_squares` raises.
     """
     squares = mean_squares(params, tokens, every)
-    candidates = [Dynamic(squares, *pair, every=every) for pair in product(learning_rates, decays)]
+    candidates = [Dynamic(squares, *pair, every=every) for pair in product(LEARNING_RATES, DECAYS)]
     loss = lambda dynamic: dynamic_nll(params, tokens, dynamic).mean()
     return min(candidates, key=lambda dynamic: np.nan_to_num(loss(dynamic), nan=np.inf))
 
@@ -146,9 +127,8 @@ def _loss(
     return nll.mean(), (nll, carry)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _dynamic_nll(
-    reset: int | None,
     trained: Params,
     mean_squares: Params,
     rates: tuple[Any, Any, Any],
@@ -156,9 +136,6 @@ def _dynamic_nll(
     targets: Int[Array, "M 1 T"],
 ) -> Float[Array, "M T"]:
     (rate, decay, epsilon), wide = rates, at_least_float32(trained)
-    every = inputs.shape[2]
-    rows = 1 if reset is None else max(every // reset, 1)  # more if the state is reset within
-    zero = initial_carry(trained, rows)
     roots = jax.tree.map(jnp.sqrt, mean_squares)
     leaves = jax.tree.leaves(roots)
     mean = sum(leaf.sum() for leaf in leaves) / sum(leaf.size for leaf in leaves)
@@ -168,19 +145,14 @@ def _dynamic_nll(
         return p - (rate * g / (root + epsilon)).astype(p.dtype) + pull * (start - p)
 
     def segment(before: tuple, now: tuple) -> tuple[tuple, Array]:
-        (params, carry), (i, inputs, targets) = before, now
-        if reset is not None:
-            start = rows > 1 or i % max(reset // every, 1) == 0
-            carry = jax.tree.map(lambda zero, c: jnp.where(start, zero, c), zero, carry)
-        cut = lambda tokens: tokens.reshape(rows, -1)
+        params, carry = before
         gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
-            in_dtypes_of(trained, params), cut(inputs), cut(targets), carry
+            in_dtypes_of(trained, params), *now, carry
         )
         params = jax.tree.map(updated, params, wide, at_least_float32(gradient), roots)
         return (params, carry), nll.ravel()
 
-    numbers = jnp.arange(len(inputs))
-    return jax.lax.scan(segment, (wide, zero), (numbers, inputs, targets))[1]
+    return jax.lax.scan(segment, (wide, initial_carry(trained, 1)), (inputs, targets))[1]
 
 
 @jax.jit

@@ -16,7 +16,6 @@ from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.units import end_of, end_token
-from jaxgru.lm.dynamic import Dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, lines_nll, perplexity, stream_nll, window_nll
 from jaxgru.lm.model import Params
 
@@ -68,7 +67,6 @@ def evaluate(
     tokens: Int[AnyArray, "N"],
     num_characters: int,
     window: int = 128,
-    dynamic: Dynamic | None = None,
     end: int | None = None,
 ) -> dict[str, Scores]:
     """Score tokens under each treatment of the state.
@@ -76,14 +74,12 @@ def evaluate(
     Args:
       num_characters: the length of the text that tokens[1:], the targets, stand for, as in
         `Dataset.num_characters`.
-      dynamic: settings of dynamic evaluation, such as `choose_dynamic` returns.
-      end: of a text in units, the end-of-unit token, such as `Dataset.end`: except with `dynamic`,
-        the state is also reset before each of these.
+      end: of a text in units, the end-of-unit token, such as `Dataset.end`: the state is also
+        reset before each of these.
 
     Returns:
       The scores where the state is reset every `window` tokens ("windows"), as in training; never
-      ("stream"); before every token ("stateless"); and, with `dynamic`, where it is never reset and
-      the weights go on learning ("dynamic").
+      ("stream"); and before every token ("stateless").
 
     Raises what `window_nll` raises.
     """
@@ -92,8 +88,6 @@ def evaluate(
         "stream": stream_nll(params, tokens, end),
         "stateless": window_nll(params, tokens, 1),
     }
-    if dynamic is not None:
-        nats["dynamic"] = dynamic_nll(params, tokens, dynamic)
     return {name: Scores(each, num_characters) for name, each in nats.items()}
 
 

@@ -17,7 +17,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.errors import UserError
-from jaxgru.lm import evaluate, evaluation
+from jaxgru.lm import dynamic, evaluate, evaluation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
 from jaxgru.lm.evaluation import (
@@ -219,10 +219,12 @@ class TestConversions:
 
 
 class TestChosenDynamic:
-    def test_it_has_the_lowest_loss(self, params, tokens):
+    def test_it_has_the_lowest_loss(self, params, tokens, monkeypatch):
         """The first learning rate is so large that the loss is NaN, which is not the lowest."""
         rates, decays = (1e38, 1e-3, 0.1), (0.0, 0.5)
-        chosen = choose_dynamic(params, tokens, rates, decays, every=8)
+        monkeypatch.setattr(dynamic, "LEARNING_RATES", rates)
+        monkeypatch.setattr(dynamic, "DECAYS", decays)
+        chosen = choose_dynamic(params, tokens, every=8)
         squares = mean_squares(params, tokens, 8)
         loss = {
             pair: dynamic_nll(params, tokens, Dynamic(squares, *pair, every=8)).mean()
@@ -237,7 +239,7 @@ class TestRefusals:
     def test_settings_of_another_model(self, params, tokens):
         smaller = dataclasses.replace(params, embedding=params.embedding[:, :-1])
         with unchecked(), pytest.raises(UserError, match="not this model's"):
-            evaluate(params, tokens, N - 1, dynamic=Dynamic(smaller, 1e-3))
+            dynamic_nll(params, tokens, Dynamic(smaller, 1e-3))
 
     @pytest.mark.parametrize("loss", [stream_loss, memory_curve, recovery, dynamic_loss])
     @pytest.mark.parametrize(
