@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
@@ -29,10 +29,10 @@ from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_units, end_token, lines_of, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import in_units, memory_curve, perplexity, stream_nll, window_loss
+from jaxgru.lm.evaluation import in_units, perplexity, stream_nll
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.terminal import progress_bar
-from jaxgru.lm.scoring import score_lines
+from jaxgru.lm.scoring import evaluate, score_lines
 
 with needs("train"):
     from rich.console import Console
@@ -117,8 +117,15 @@ def main() -> None:
         nats = stream_nll(model, tokens, end) if output is not None else ()
     else:
         if isinstance(model, Params):
-            batches, what = arguments.random_batches, "state reset to zero"
-            rows, nats = _treatments(console, model, config, tokens, end, batches)
+            what, window = "state reset to zero", config.training.sequence_length
+            with console.status("measuring"):
+                batches = None
+                if arguments.random_batches:  # first, because the text can be too short for them
+                    batches = state_cost.evaluate_random_batches(model, tokens, end)
+                scores = evaluate(model, tokens, size, window, end)
+            nats, curve = scores["stream"].nats, [(1, scores["stateless"].loss)]
+            windows = scores["windows"].loss
+            rows = _losses(curve, scores["stream"].loss, end, windows, window, batches)
         else:
             nats, what = model.token_nll(tokens), "n-gram model"
             rows = [(f"order {model.order}", float(nats.mean()))]
@@ -271,25 +278,6 @@ def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
     with progress_bar(total, console) as (bar, task):
         done = itertools.count()
         yield lambda what: bar.update(task, completed=next(done), what=what, status="")
-
-
-def _treatments(
-    console: Console, params: Params, config: Config, tokens: Int[np.ndarray, "N"],
-    end: int | None, random_batches: bool,
-) -> tuple[list[tuple[str, float]], Float[np.ndarray, "N-1"]]:  # fmt: skip
-    """Return the loss for each treatment of the state, and the nats of each token as one stream."""
-    window, batches = config.training.sequence_length, None
-    with _in_steps(console, 3 + random_batches) as begin:
-        begin("one stream")
-        nats = stream_nll(params, tokens, end)
-        begin(f"windows of {window}")
-        windows = window_loss(params, tokens, window, end=end)
-        begin("every token")
-        curve = memory_curve(params, tokens, [1])
-        if random_batches:
-            begin("random batches")
-            batches = state_cost.evaluate_random_batches(params, tokens, end)
-    return _losses(curve.items(), float(nats.mean()), end, windows, window, batches), nats
 
 
 def _print_state_cost(
