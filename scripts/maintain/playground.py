@@ -24,7 +24,7 @@ from jaxgru.lm import load
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.files import write_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.commits import current_commit
+from jaxgru.lm.runs.folders import current_commit
 
 MODELS = ("astra_alpha", "astra_beta", "elman_alpha")
 ASSETS = Path(__file__).parents[2] / "playground" / "assets"

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
 from jaxgru.lm.files import locked, reason, write_text
 from jaxgru.parallel.processes import is_first
 
+ROOT = Path(__file__).parents[3]
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in TensorStore's messages
 
@@ -46,6 +48,20 @@ class RunInfo:
     init_sha256: str = ""  # of the model that it starts from; "": from random weights
     lengthened: int = 0  # how often --resume has changed `training.epochs`
     commits: list[str] = field(default_factory=list)  # of the checkouts that trained it, in order
+
+
+def current_commit() -> str | None:
+    """Return the commit of the checkout that this package is part of; None if there is none.
+
+    "-dirty" is appended where files differ from the commit.
+    """
+    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "--no-optional-locks",
+               "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=5, text=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no checkout, or no answer
+        return None
+    return done.stdout.strip()
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo = RunInfo()) -> Path:

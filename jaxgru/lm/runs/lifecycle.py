@@ -22,7 +22,6 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial
 from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints
-from jaxgru.lm.runs.commits import current_commit
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import (
@@ -202,7 +201,7 @@ class _Run:
     ) -> None:
         """Train to the end or to an interruption, and write all that a run leaves."""
         self._introduce(num_params(state.params))
-        self._commit = current_commit()
+        self._commit = folders.current_commit()
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
         training = self.config.training

@@ -51,13 +51,7 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
 def losses_figure(
     title: str, train: Sequence[float], validation: Sequence[float], published: Mapping[str, Any]
 ) -> Any:
-    """Return a figure of a run's losses per epoch (nats per token), beside published ones.
-
-    Args:
-      train, validation: the loss of each epoch.
-      published: of each published run, the losses of all epochs, as `train_loss` and `val_loss`;
-        those of validation are of one batch.
-    """
+    """Return a figure of a run's losses per epoch (nats per token), beside published runs'."""
     with needs("train"):  # takes long to import
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

@@ -1,8 +1,9 @@
-"""Run folders: counted, linked, found, and held by one at a time."""
+"""Run folders: counted, linked, found, held by one at a time, and the commit they name."""
 
 import errno
 import os
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,13 +12,14 @@ from conftest import contents
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.runs import folders
+from jaxgru.lm.runs import folders, lifecycle
 from jaxgru.lm.runs.folders import (
     LOCK,
     RunError,
     RunInfo,
     claim,
     create_run,
+    current_commit,
     find_run,
     load_info,
 )
@@ -187,3 +189,40 @@ def test_a_copy_of_a_run_in_the_place_of_its_link(tmp_path):
     with pytest.raises(RunError, match=r"cannot be written: Is a directory \(latest\)"):
         create_run(tmp_path, CONFIG, TOKENIZER)
     assert contents(latest) == before and find_run(run.parent) == run.resolve()
+
+
+def test_a_checkout_is_named_by_its_commit(tmp_path, monkeypatch):
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    root = tmp_path / "checkout"
+    (root / "jaxgru").mkdir(parents=True)
+    (root / "jaxgru" / "file").write_text("1")
+    monkeypatch.setattr(folders, "ROOT", root)
+
+    def git(*arguments):
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+        done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    head = git("rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a hook of another repository
+    assert current_commit() == head
+    (root / "jaxgru" / "file").write_text("2")
+    assert current_commit() == head + "-dirty"
+    monkeypatch.setattr(folders, "ROOT", root / "jaxgru")  # as site-packages in a venv
+    assert current_commit() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert current_commit() is None
+
+
+def test_a_run_names_each_commit_that_trained_it(run_copy, monkeypatch):
+    first = load_info(run_copy).commits
+    assert first == [current_commit()] * len(first)
+    monkeypatch.setattr(folders, "current_commit", lambda: "a" * 40)
+    lifecycle.resume_run(run_copy)  # it is finished: nothing is trained
+    assert load_info(run_copy).commits == first
+    lifecycle.resume_run(run_copy, {"training.epochs": 4})
+    assert load_info(run_copy).commits == [*first, "a" * 40]
