@@ -14,7 +14,6 @@ import itertools
 import operator
 import pickle
 import re
-import unicodedata
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.errors import a_type, counted, shown, warn
+from jaxgru.errors import a_type, counted, shown
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -110,12 +109,11 @@ def load_pth(
 ) -> tuple[Params, Config, Tokenizer]:
     """Load a .pth file as a whole model, such as `lm.load` returns.
 
-    A published model is recognised by its sizes, which are unique: the config then has its data and
-    training values. It has the published name if the file uses one of the study's names (`Astra-α`,
-    `Leviathan-LSTM`), else the file's own name in lower case. A warning on stderr says when a name
-    of the study contradicts the sizes. Without a tokenizer, 65 tokens mean Tiny Shakespeare's
-    characters, and 1,000 its SentencePiece pieces, learned again: they are the study's pieces if
-    SentencePiece learns the same ones from the same text.
+    A published model is recognised by its sizes, which are unique, whatever the file is called: the
+    config is then the published one, with the file's dropout. Any other model has the name that the
+    file says, in lower case. Without a tokenizer, 65 tokens mean Tiny Shakespeare's characters, and
+    1,000 its SentencePiece pieces, learned again: they are the study's pieces if SentencePiece
+    learns the same ones from the same text.
 
     Raises:
       InteropError: as `load_pth_model`; or there is no tokenizer, or it has another size.
@@ -254,36 +252,18 @@ def _whole_config(
 ) -> Config:
     """Return the config of a file's model: the published one of its sizes, or else a new one."""
     configs = map(load_config, config_names())
-    published = next((config for config in configs if config.model == model), None)
-    file_name = re.sub(r"_(v\d+|latest|best)$", "", path.stem)
-    model_name = metadata.get("model_name", file_name)
-    stated = _study_name(model_name)
-    names = {name for name in (stated, _study_name(file_name)) if name is not None}
-    for name in sorted(names - {published and published.name}):
-        taken = f"those of {published.name}" if published else "of none of the study's models"
-        warn(f"{str(path)!r} calls its model {name}, but its sizes are {taken}.")
-    own = re.sub(r"[^a-z0-9_.-]", "_", _spelled(model_name)).lstrip(".-")[:200] or "custom"
-    config = Config(stated or own, model) if published is None else published
+    config = next((config for config in configs if config.model == model), None)
+    if config is None:
+        name = metadata.get("model_name", path.stem).lower()
+        config = Config(re.sub(r"[^a-z0-9_.-]", "_", name).lstrip(".-")[:200] or "custom", model)
     layout = next(each for each in _LAYOUTS if each.config.cell == model.cell)
     rate = config.training.dropouts.get(layout.dropout_site, 0.0)
     dropout = {f"{layout.dropout_site}_dropout": metadata.get("dropout", rate)}
     return dataclasses.replace(
         config,
-        name=own if stated is None else config.name,
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
         training=dataclasses.replace(config.training, **dropout),
     )
-
-
-def _study_name(name: str) -> str | None:
-    """Return the published config that a name stands for (Astra-α, Astra_alpha, Leviathan-LSTM)."""
-    name = _spelled(name).replace("-", "_").removesuffix("_lstm")
-    return name if name in config_names() else None
-
-
-def _spelled(name: str) -> str:
-    """Return a name in lower case with Greek letters spelled out, as a folder's name needs."""
-    return re.sub("[α-ω]", lambda c: unicodedata.name(c[0]).split()[-1].lower(), name.lower())
 
 
 def _like(config: ModelConfig, layout: _Layout) -> Params:
