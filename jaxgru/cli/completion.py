@@ -12,7 +12,7 @@ from jaxgru.lm.pretrained import pretrained_names
 
 PATHS = ("--resume", "--runs", "--data.corpus", "--data.validation",
          "--data.tokenizer_file", "--corpus", "--output", "--text", "--prompts",
-         "--tokenizer", "target")  # fmt: skip
+         "target")  # fmt: skip
 
 
 def completion_script(

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import itertools
 import operator
+import os
 import pickle
 import re
 import zipfile
@@ -125,7 +126,7 @@ def load_pth(
             raise InteropError(
                 f"{path} holds no tokenizer, and none is known for "
                 f"{counted(model.vocab_size, 'token')}; give the one used in training "
-                f"(jaxgru convert {path} OUT.safetensors --tokenizer RUN_OR_FILE)."
+                f"to jaxgru.lm.formats.pth.load_pth({os.fspath(path)!r}, tokenizer)."
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
