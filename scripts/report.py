@@ -129,8 +129,8 @@ def count(name: str) -> list[float]:
     """Return the losses of n-grams of a config's tokens, orders 1 to 8, nats per character."""
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
-    largest = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, MAX_ORDER)
-    models = [largest.lower(order) for order in range(1, MAX_ORDER + 1)]
+    models = [count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
+              for order in range(1, MAX_ORDER + 1)]  # fmt: skip
     return [float(model.token_nll(tokens).mean()) * (len(tokens) - 1) / dataset.num_characters
             for model in models]  # fmt: skip
 

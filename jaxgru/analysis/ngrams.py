@@ -68,14 +68,6 @@ class NGram:
     grams: tuple[Grams, ...]  # k = 1 … n
     weights: tuple[Weights, ...]
 
-    def lower(self, order: int) -> NGram:
-        """Return the model that `count_ngrams` returns for this order, without counting again.
-
-        Raises UserError if the order is below 1 or above this model's.
-        """
-        order = check_whole("order", order, self.order, f"this model's {self.order}")
-        return _smoothed(self.grams[:order], self.vocab_size)
-
     def token_nll(self, tokens: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N-1"]:
         """Return −log p (nats) of each token but the first, given up to order − 1 tokens before it.
 
