@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jaxgru.cli.options import Parser
+from jaxgru.cli.options import Parser, written
 from jaxgru.libraries import InteropError
-from jaxgru.lm.formats import FORMATS, NAMES
+from jaxgru.lm.formats import NAMES, format_to_write
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import FOLDER
 
@@ -35,23 +35,20 @@ def main() -> None:
     model, target = find_model(arguments.source), arguments.target
     check(model, target, arguments.force)
     params, config, tokenizer = model.load(arguments.epoch)
-    save, place = FORMATS[target.suffix].save, target.resolve()  # a link stays
-    try:
+    save, place = format_to_write(target).save, target.resolve()  # a link stays
+    with written(target):
         save(place, params, config, tokenizer, model.text_sha256())
-    except OSError as error:
-        raise InteropError(f"{target} cannot be written: {error.strerror}.") from error
     print(f"{config.name} written to {target}")
 
 
 def check(model: Found, target: Path, force: bool) -> None:
     """Raise InteropError, before anything slow starts, if the target cannot be written."""
-    if target.suffix not in FORMATS:
-        raise InteropError(f"{target} must end in {NAMES}, the format to write.")
-    if model.format is FORMATS[target.suffix] and model.path.parent != FOLDER:
+    format = format_to_write(target)
+    if model.format is format and model.path.parent != FOLDER:
         raise InteropError(f"{model.path} is already a {target.suffix} file; copy it instead.")
     if os.path.exists(target):
         if os.path.exists(model.path) and model.path.samefile(target):
             raise InteropError(f"{target} is the same file as {model}.")
         if not force:
             raise InteropError(f"{target} exists; to replace it, add --force.")
-    FORMATS[target.suffix].module()  # raises MissingPackage
+    format.module()  # raises MissingPackage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxgru.cli.options import Parser
+from jaxgru.cli.options import Parser, written
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
 from jaxgru.lm.files import write_bytes
 
@@ -33,14 +33,12 @@ def main() -> None:
     corpus = load_corpus(arguments.corpus)
     if (path := arguments.output) is not None:
         data = corpus.text.encode()
-        try:
+        with written(path):
             if path.exists() and not path.is_file():
                 raise CorpusError(f"{path} is not a regular file; give --output another name.")
             if path.exists() and not arguments.force and path.read_bytes() != data:
                 raise CorpusError(f"{path} has other content; to replace it, add --force.")
             write_bytes(path.resolve(), data)  # a link stays
-        except OSError as error:
-            raise CorpusError(f"{path} cannot be written: {error.strerror}.") from None
     print(f"source      {corpus.source}")
     print(f"characters  {len(corpus.text)}")
     lines = corpus.text.count("\n") + (not corpus.text.endswith("\n"))  # the last may lack an end

@@ -172,7 +172,7 @@ class Parser(argparse.ArgumentParser):
         """Refuse a file that could not be written, before anything slow starts."""
         if path.suffix != suffix:
             self.error(f"--output is {path}; it must end in {suffix}.")
-        with _written(path):
+        with written(path):
             check_writable(path.parent)
 
     def add_config_fields(self, config: Config, of: str = "") -> None:
@@ -212,12 +212,13 @@ def write_output(path: Path | None, parts: Iterable[str]) -> None:
             print(part, end="", flush=True)
         return
     whole = "".join(parts)
-    with _written(path):
+    with written(path):
         write_bytes(path.resolve(), whole.encode(errors="surrogateescape"))
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
+def written(path: Path) -> Iterator[None]:
+    """Raise UserError where a file cannot be written inside the context."""
     try:
         yield
     except OSError as error:

@@ -17,9 +17,10 @@ except ImportError:  # Windows
 
 
 def reason(error: OSError) -> str:
-    """Return the system's message, and the name of the file in brackets if the error has one."""
+    """Return the system's message, and in brackets the file that it names but a temporary one."""
     name = os.path.basename(os.fsdecode(error.filename2 or error.filename or ""))
-    return (error.strerror or str(error)) + (f" ({name})" if name else "")
+    named = f" ({name})" if name and not name.startswith(".jaxgru-") else ""
+    return (error.strerror or str(error)) + named
 
 
 def write_bytes(path: Path, data: bytes) -> None:

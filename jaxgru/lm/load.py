@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jaxgru.errors import UserError, nearest
-from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of
+from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of, format_to_write
 from jaxgru.lm.model import Params
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
 from jaxgru.lm.runs.folders import find_run, load_info
@@ -111,7 +110,4 @@ def save(
         together or cannot be written in that format; or a package is not installed, as for `load`.
       OSError: the file cannot be written; an older file is then untouched.
     """
-    format = FORMATS.get(Path(path).suffix)
-    if format is None:
-        raise InteropError(f"{path} must end in {NAMES}, the format to write.")
-    format.save(path, params, config, tokenizer, text_sha256)
+    format_to_write(path).save(path, params, config, tokenizer, text_sha256)

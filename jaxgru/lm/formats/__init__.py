@@ -93,6 +93,13 @@ def format_of(path: str | Path) -> Format | None:
     return None if os.path.isdir(path) else FORMATS.get(Path(path).suffix)
 
 
+def format_to_write(path: str | Path) -> Format:
+    """Return the format that a new file's suffix says. InteropError says that there is none."""
+    if format := FORMATS.get(Path(path).suffix):
+        return format
+    raise InteropError(f"{path} must end in {NAMES}, the format to write.")
+
+
 @contextlib.contextmanager
 def open_model(path: str | Path) -> Iterator[BufferedReader]:
     """Open a model's file. Raises InteropError where there is none, or it cannot be read."""
