@@ -18,7 +18,7 @@ Which = Literal["best", "last"]  # epoch of a run
 
 
 class Found(NamedTuple):
-    """Where a model is: the file and its format, or a run's folder."""
+    """Where a model is: the file and its format, or a run's folder. Its methods raise as `load`."""
 
     path: Path
     format: Format | None  # None: a run
@@ -28,7 +28,7 @@ class Found(NamedTuple):
         return self.path.stem if self.path.parent == FOLDER else str(self.path)
 
     def load(self, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
-        """Load it. Raises as the function `load` does."""
+        """Load it."""
         if self.format:
             if epoch:
                 raise UserError(f"{self} holds one model; only a run has a {epoch} epoch.")
@@ -38,24 +38,20 @@ class Found(NamedTuple):
         return load_folder(self.path, epoch)
 
     def config(self) -> Config:
-        """Return its config; JAX is started for a .pth only. Raises as the function `load`."""
+        """Return its config; JAX is started for a .pth only."""
         if self.format:
             return self.format.config(self.path)
         return load_config(self.path / "config.toml")
 
     def text_sha256(self) -> str:
-        """Return the SHA-256 of its text, or "" if unknown. Raises as the function `load`."""
+        """Return the SHA-256 of its text, or "" if unknown."""
         if self.format:
             return self.format.text_sha256(self.path)
         return load_info(self.path).text_sha256
 
 
 def find_model(model: str | Path) -> Found:
-    """Return where the model is that the user named, as for `load`.
-
-    Raises:
-      UserError: there is no such model.
-    """
+    """Return where the model is that the user named, as for `load`. UserError: there is none."""
     if model in pretrained_names():
         return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
     if format := format_of(model):
@@ -88,9 +84,10 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
         parameters; None: its result.
 
     Raises:
-      UserError: there is no such model, it is damaged or has no checkpoint; the best epoch is asked
-        for and none is finished, or an epoch of a file; or a package is not installed: for a run's
-        folder the extra `[train]`, for an .onnx `[onnx]`, for a .pth PyTorch.
+      UserError: there is no such model, it is damaged, which the message locates, or has no
+        checkpoint; the best epoch is asked for and none is finished, or an epoch of a file; or a
+        package is not installed: for a run's folder the extra `[train]`, for an .onnx `[onnx]`, for
+        a .pth PyTorch, for a tokenizer SentencePiece.
     """
     return find_model(model).load(epoch)
 

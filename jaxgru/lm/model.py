@@ -148,14 +148,10 @@ def weight_dropper(key: PRNGKeyArray, params: Params, rate: float) -> Callable[[
 
 
 def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
-    """Return the state before the first token: zeros.
+    """Return the state before the first token: zeros, a tuple with one entry per layer.
 
-    Returns:
-      A tuple with one entry per layer: h (B, H), or (h, c) for an LSTM, or for an MLP h and its
-      last K − 1 inputs (B, K − 1, E).
-
-    Raises:
-      ValueError: the batch size is negative, 2³¹ or more, or not a whole number.
+    An entry is h (B, H), or (h, c) for an LSTM, or for an MLP h and its last K − 1 inputs
+    (B, K − 1, E). Raises as `jaxgru.initial_carry`.
     """
     return carry_of_layers(params.layers, batch_size)
 
@@ -184,12 +180,7 @@ def apply(
       reset: bool (B, T), True where the state is set to zero before the token is read, such as
         where a document begins; None: nowhere.
 
-    Raises:
-      ValueError: the tokens are not integers (B, T) with T ≥ 1; the carry does not fit this model
-        and batch, or its dtype is narrower than the model's; a dropout has an unknown site, a rate
-        outside [0, 1), or the site of another; the resets are not bool (B, T); or the
-        implementation is unknown.
-      TypeError: in forward mode, without the implementation "autodiff".
+    Raises as `jaxgru.unroll`, and ValueError where the tokens are not integers (B, T) with T ≥ 1.
     """
     params, tokens = on_device(params), as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
@@ -216,8 +207,7 @@ def step(
     Returns:
       The logits of the next token, and the next carry.
 
-    Raises:
-      ValueError: the tokens are not integers (B,), or the carry is None or does not fit.
+    Raises ValueError where the tokens are not integers (B,), or the carry is None or does not fit.
     """
     params, token = on_device(params), as_tokens("token", token)
     if token.ndim != 1:

@@ -25,7 +25,7 @@ class Format:
 
     Its module in this folder, of the same name, has the functions `load_<name>` and `save_<name>`,
     and `metadata_of` if the format has metadata. It is imported only when it is used, because it
-    may need a package that is not installed.
+    may need a package that is not installed. Its methods raise as `lm.load` and `lm.save` do.
 
     Attributes:
       has_metadata: whether the file holds the tokenizer and the config, too, and not only weights.
@@ -40,23 +40,17 @@ class Format:
         return f".{self.name}"
 
     def load(self, path: str | Path) -> tuple[Params, Config, Tokenizer]:
-        """Load a model. Raises InteropError, or MissingPackage for what the format needs."""
+        """Load a model."""
         return getattr(self.module(), f"load_{self.name}")(path)
 
     def config(self, path: str | Path) -> Config:
-        """Return the config of a model; if the file has metadata, JAX is not started.
-
-        Raises as `load`.
-        """
+        """Return the config of a model; if the file has metadata, JAX is not started."""
         if not self.has_metadata:
             return self.load(path)[1]
         return config_in(f"{path} cannot be used", self.module().metadata_of(path))
 
     def text_sha256(self, path: str | Path) -> str:
-        """Return the SHA-256 of the text that a model was trained on, or "" if unknown.
-
-        Raises as `load`.
-        """
+        """Return the SHA-256 of the text that a model was trained on, or "" if unknown."""
         if not self.has_metadata:
             return TINY_SHAKESPEARE_SHA256  # the study's own files
         return self.module().metadata_of(path)["text_sha256"]
@@ -69,7 +63,7 @@ class Format:
         tokenizer: Tokenizer,
         text_sha256: str = "",
     ) -> None:
-        """Write a model. Raises InteropError, MissingPackage, or OSError for the file."""
+        """Write a model."""
         rest = (text_sha256,) if self.has_metadata else ()
         getattr(self.module(), f"save_{self.name}")(path, params, config, tokenizer, *rest)
 

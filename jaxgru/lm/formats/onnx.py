@@ -43,13 +43,8 @@ def save_onnx(
     The same model always gives the same file. Of the paths in the config, only the names of files
     are kept: see `metadata.pack`.
 
-    Args:
-      text_sha256: as for `save_safetensors`.
-
-    Raises:
-      InteropError: the parameters are not float32; the parameters, the config and the tokenizer do
-        not fit together; or the model cannot be exported (see `to_onnx`).
-      OSError: the file cannot be written; an older file is then untouched.
+    `text_sha256` is as for `lm.save`. Raises as `lm.save`, and InteropError where the parameters
+    are not float32 or the model cannot be exported (see `to_onnx`).
     """
     _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)
@@ -61,12 +56,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     """Load a file that `save_onnx` wrote.
 
     Its weights and metadata are read and checked, its nodes are not. Files that it refers to, as
-    the format allows, are not opened.
-
-    Raises:
-      InteropError: there is no such file, it is not a whole model of this library, or it is
-        damaged; the message names the tensor or metadata at fault.
-      MissingPackage: its tokenizer needs SentencePiece, which is not installed.
+    the format allows, are not opened. Raises as `lm.load`.
     """
     where, metadata, stored = _contents(path)
 

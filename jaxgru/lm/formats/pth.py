@@ -97,10 +97,8 @@ UNREADABLE = (zipfile.BadZipFile, pickle.PickleError, EOFError, RuntimeError, Va
 def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
     """Load a .pth file's parameters, float32, and the config of its model.
 
-    Raises:
-      InteropError: PyTorch is not installed; there is no such file, it is damaged, or it holds more
-        than tensors and plain values (none of it is run); it is not a model of the study; a tensor
-        is missing, extra, of another shape or not float32.
+    Raises as `lm.load`, and InteropError where the file holds more than tensors and plain values
+    (none of it is run), or is not a model of the study in float32.
     """
     return _load(Path(path))[:2]
 
@@ -116,9 +114,8 @@ def load_pth(
     1,000 its SentencePiece pieces, learned again: they are the study's pieces if SentencePiece
     learns the same ones from the same text.
 
-    Raises:
-      InteropError: as `load_pth_model`; or there is no tokenizer, or it has another size.
-      CorpusError: Tiny Shakespeare is needed and cannot be found.
+    Raises as `load_pth_model`, InteropError where there is no tokenizer or it has another size, and
+    CorpusError where Tiny Shakespeare is needed and cannot be found.
     """
     params, model, metadata = _load(Path(path))
     if tokenizer is None:
@@ -148,11 +145,9 @@ def save_pth(
     training values, the file holds only the probability of dropout; it holds no tokenizer, and the
     argument `tokenizer` is ignored.
 
-    Raises:
-      InteropError: PyTorch is not installed; the study has no such model (a vanilla RNN, a GRU with
-        LayerNorm or with the reset gate after the product, an LSTM without LayerNorm, or one with
-        ReLU); the parameters are not float32 or do not fit the config.
-      OSError: the file cannot be written.
+    Raises as `lm.save`, and InteropError where the parameters are not float32 or the study has no
+    such model: a vanilla RNN, a GRU with LayerNorm or with the reset gate after the product, an
+    LSTM without LayerNorm, or one with ReLU.
     """
     where = f"{path} cannot be written"
     of_class = operator.attrgetter("cell", "final_norm", "reset_gate", "activation")

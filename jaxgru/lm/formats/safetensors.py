@@ -35,34 +35,22 @@ def save_safetensors(
     The same model always gives the same file. Of the paths in the config, only the names of files
     are kept: see `metadata.pack`.
 
-    Args:
-      text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
-        "": unknown, unless it is Tiny Shakespeare.
-
-    Raises:
-      InteropError: the parameters are not float32, or the parameters, the config and the tokenizer
-        do not fit together.
-      OSError: the file cannot be written; an older file is then untouched.
+    `text_sha256` is as for `lm.save`. Raises as `lm.save`, and InteropError where the parameters
+    are not float32.
     """
     tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     write_bytes(Path(path), _to_bytes(tensors, metadata))
 
 
 def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Load a file that `save_safetensors` wrote.
-
-    Raises:
-      InteropError: there is no such file, or it is damaged or incomplete; the message names the
-        tensor or metadata at fault.
-      MissingPackage: its tokenizer needs SentencePiece, which is not installed.
-    """
+    """Load a file that `save_safetensors` wrote. Raises as `lm.load`."""
     with _opened(path) as (where, file, metadata):
         read = lambda like: {name: file.get_tensor(name) for name in file.keys()}
         return unpack(where, metadata, read)
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:
-    """Return the metadata in such a file, without its tensors. Raises as `load_safetensors`."""
+    """Return the metadata in such a file, without its tensors. Raises as `lm.load`."""
     with _opened(path) as (_, _, metadata):
         return metadata
 
