@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import encodings
 import re
 from dataclasses import dataclass
@@ -167,8 +166,7 @@ class DataConfig(Section):
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
-        lines = ["line", "newline"]  # what a slip of "line" is like; a separator is not
-        if self.unit != "line" and difflib.get_close_matches(self.unit.lower(), lines, cutoff=0.8):
+        if self.unit != "line" and self.unit.lower() in ("line", "lines", "newline", "newlines"):
             raise ConfigError(f"data.unit is {shown(self.unit)}; if lines are meant, write line.")
 
 
