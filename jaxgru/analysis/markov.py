@@ -30,11 +30,8 @@ def bigram_divergence(P: Float[np.ndarray, "V V"], pairs: Float[np.ndarray, "V V
     """Return how many nats per token the chain loses to the bigram counts on their own text.
 
     That is Σ_v p(v) · KL(p(w | v) ‖ P[v]), with 0 · log 0 = 0: the chain's cross-entropy there
-    minus the bigram's entropy. It is infinite if P excludes a pair that was counted.
-
-    Args:
-      P: the chain, as returned by `transition_matrix`.
-      pairs: p(v, w), as returned by `ngrams.pair_frequencies`.
+    minus the bigram's entropy. It is infinite if P excludes a pair that was counted. `pairs`, the
+    p(v, w), are those of `ngrams.pair_frequencies`.
     """
     seen = pairs != 0
     contexts = np.broadcast_to(pairs.sum(axis=1, keepdims=True), pairs.shape)

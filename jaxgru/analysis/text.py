@@ -47,10 +47,8 @@ def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int)
     """Return the number of distinct n-grams over the number of n-grams; 1 if none is repeated.
 
     This is "distinct-n" of Li et al. 2016 (arXiv 1510.03055), who divide by the number of items.
-    Longer texts have lower values, so compare texts of the same length only.
-
-    Args:
-      items: at least n tokens, words, or characters of a string.
+    Longer texts have lower values, so compare texts of the same length only. There must be at least
+    n items.
     """
     ngrams = list(zip(*(items[i:] for i in range(n)), strict=False))
     return len(set(ngrams)) / len(ngrams)

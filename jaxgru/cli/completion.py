@@ -20,14 +20,8 @@ def completion_script(
 ) -> str:
     """Return a script that completes the commands, their options and the values of these.
 
-    The shell needs no Python while it completes, so nobody waits for JAX's import.
-
-    Args:
-      names: the commands, each a module of `jaxgru.cli`.
-      join: returns the parser of `jaxgru`, given the parsers of the commands.
-
-    Raises:
-      MissingPackage: shtab, or what a command needs, is not installed.
+    The shell needs no Python while it completes, so nobody waits for JAX's import. `join` returns
+    the parser of `jaxgru`, given those of the commands.
     """
     with needs("completion"):
         import shtab

@@ -256,11 +256,7 @@ def typed(value: object) -> str:
 
 
 def trained_model(arguments: argparse.Namespace, default: str | None = None) -> Found:
-    """Return where the trained model is that `Parser.add_model`'s arguments name.
-
-    Raises:
-      UserError: there is none, or --config is given.
-    """
+    """Return where the trained model is that `Parser.add_model`'s arguments name."""
     model = arguments.model or default
     if model is None:
         raise UserError("name a model, such as astra_beta or runs/NAME, or give --ngram N.")

@@ -25,9 +25,6 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
     """Return the config with the sizes that training gives it, some of which depend on the text.
 
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
-
-    Raises:
-      UserError: the text cannot be read or trained on.
     """
     data = config.data
     usual = not data.min_count and not data.unit
@@ -38,11 +35,7 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
 
 
 def print_summary(config: Config, full: bool = False) -> None:
-    """Print the shapes of every layer's arrays, their number of parameters, and their float32 MiB.
-
-    Args:
-      full: print a row per array instead of per layer.
-    """
+    """Print a layer's shapes, number of parameters and float32 MiB a row; `full`: an array's."""
     params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     shapes = defaultdict(list)
     for name, leaf in flatten(params).items():

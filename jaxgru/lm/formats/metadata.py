@@ -74,11 +74,7 @@ def pack(
 def unpack(
     where: str, metadata: Mapping[str, str], read: Callable[[Params], dict[str, np.ndarray]]
 ) -> tuple[Params, Config, Tokenizer]:
-    """Return the model that `pack` took apart; `where` begins an error's message.
-
-    Args:
-      read: returns the tensors by name, given the parameters as shapes.
-    """
+    """Return the model that `pack` took apart; `read` returns the tensors, given their shapes."""
     config = config_in(where, metadata)
     like = _like(config)
     tensors = read(like)

@@ -55,10 +55,7 @@ def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
 
     text_sha256: the one that the text must have; "": any.
 
-    Raises:
-      UserError: the corpus, the model to start from or the folder cannot be used, or a loss is not
-        finite.
-      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
+    Raises KeyboardInterrupt on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     with deferred_signals() as interrupted:
         mesh = _devices(config)
@@ -89,10 +86,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         the run's config.toml. With more `training.epochs`, the remaining epochs have the learning
         rates of a run of that length.
 
-    Raises:
-      UserError: there is no such run, another process trains it, its folder cannot be written, its
-        checkpoint or corpus or the overrides do not fit, or a loss is not finite.
-      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
+    Raises as `start_run`.
     """
     overrides = dict(overrides or {})
     for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
@@ -158,9 +152,6 @@ class _Run:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
 
         The samples of a finished run are renamed, because they are of fewer epochs.
-
-        Raises:
-          RunError: more epochs than that are begun.
         """
         run, training = self.folder, self.config.training
         if "training.epochs" in overrides:

@@ -61,7 +61,7 @@ def fit(
     mesh: Mesh | None = None,
     end: int | None = None,
 ) -> tuple[TrainState, Params]:
-    """Train from the given state and progress to the end of the config's epochs.
+    """Train to the end of the config's epochs; return the last state and the resulting parameters.
 
     With early stopping (training.patience), training ends after that many consecutive epochs
     without a better validation loss, and the result is the best epoch's parameters.
@@ -70,15 +70,9 @@ def fit(
       state: it is donated, so the caller must not use it again.
       best: the best epoch's parameters, if a run is resumed; None: no epoch is finished.
       progress: is updated in place.
-      mesh: the devices that share each batch and the validation; None: the default device.
-      end: the end-of-unit token, before which the state is set to zero; None: there is none.
 
-    Returns:
-      The last state, and the parameters that are the result.
-
-    Raises:
-      NonFiniteLoss: a training or validation loss is infinite or NaN.
-      KeyboardInterrupt: `observer.interrupted` returned True, and `on_interrupt` has been called.
+    Raises NonFiniteLoss, and KeyboardInterrupt where `observer.interrupted` returned True and
+    `on_interrupt` has been called.
     """
     training, schedule = config.training, learning_rate(config.training)
     tokens = jnp.asarray(train_tokens)

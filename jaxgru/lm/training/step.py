@@ -107,14 +107,8 @@ def loss_fn(
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
-    Args:
-      remat: keep for the gradient only the state at the start of each of about √T segments of the
-        sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
-      carry: the state before the batch; None: zeros.
-      implementation: how the layers are computed, `training.implementation` of a config.
-      end: the end-of-unit token, before which the state is set to zero; None: there is none.
-
-    Raises as `apply`.
+    remat: keep for the gradient only the state at the start of each of about √T segments of the
+    sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
     """
     if not remat:
         reset = unit_starts(inputs, end)
