@@ -2,6 +2,7 @@
 
     python examples/recurrent_ppo.py
     python examples/recurrent_ppo.py --rnn jaxgru flax --hidden-dim 512
+    python examples/recurrent_ppo.py --rnn jaxgru --layer lstm --init pytorch --delay 40
 
 The script trains three policies in turn, and prints how many times as fast jaxgru is as Flax.
 `jaxgru` acts with `jaxgru.step` and learns with `jaxgru.unroll(..., reset=starts)`, because an
@@ -67,11 +68,14 @@ def act(key: jax.Array, state: State, action: jax.Array, delay: int) -> tuple[St
 
 
 class RNN(NamedTuple):
-    """A recurrent layer. `starts` says where an episode starts: the carry is reset before."""
+    """A recurrent layer. `starts` says where an episode starts: the carry is reset before.
+
+    A carry is (B, H), and of an LSTM two of these.
+    """
 
     init: Callable  # (key, features, hidden_dim) -> parameters
-    step: Callable  # (parameters, x (B, F), carry (B, H), starts (B,)) -> y (B, H), carry
-    unroll: Callable  # (parameters, x (T, B, F), carry (B, H), starts (T, B)) -> y (T, B, H), carry
+    step: Callable  # (parameters, x (B, F), carry, starts (B,)) -> y (B, H), carry
+    unroll: Callable  # (parameters, x (T, B, F), carry, starts (T, B)) -> y (T, B, H), carry
 
 
 class ScannedRNN(nn.Module):
@@ -135,6 +139,7 @@ RNNS = {
     "flax": RNN(init_flax, step_flax, unroll_flax),
     "none": RNN(dense, no_memory, no_memory),
 }
+LAYERS = {"gru": jaxgru.init_gru, "lstm": jaxgru.init_lstm, "rnn": jaxgru.init_rnn}
 
 
 def init_policy(key: jax.Array, rnn: RNN, hidden_dim: int) -> dict[str, Any]:
@@ -149,8 +154,8 @@ def init_policy(key: jax.Array, rnn: RNN, hidden_dim: int) -> dict[str, Any]:
 
 
 def policy(
-    params: dict[str, Any], rnn: Callable, x: jax.Array, carry: jax.Array, starts: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    params: dict[str, Any], rnn: Callable, x: jax.Array, carry: Any, starts: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
     """Return log-probabilities of the actions, the value, and the next carry.
 
     rnn is `RNN.step` for x (B, 3), or `RNN.unroll` for x (T, B, 3).
@@ -199,14 +204,17 @@ class Actors(NamedTuple):
     """The environments, the policy's memory of each, and where an episode starts now."""
 
     state: State
-    carry: jax.Array
+    carry: Any
     starts: jax.Array
 
 
-def new_actors(key: jax.Array, s: Settings) -> Actors:
+def new_actors(key: jax.Array, params: Any, s: Settings) -> Actors:
     """Start an episode in every environment."""
     state = jax.vmap(new_episode)(jax.random.split(key, s.num_envs))
-    return Actors(state, jnp.zeros((s.num_envs, s.hidden_dim)), jnp.ones(s.num_envs, bool))
+    carry = jnp.zeros((s.num_envs, s.hidden_dim))
+    if isinstance(params["rnn"], jaxgru.LSTMParams):
+        carry = jaxgru.LSTMState(carry, carry)
+    return Actors(state, carry, jnp.ones(s.num_envs, bool))
 
 
 def rollout(
@@ -245,7 +253,7 @@ def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
 
 
 def ppo_loss(
-    params: dict[str, Any], rnn: RNN, carry: jax.Array, seen: Rollout, advantage: jax.Array,
+    params: dict[str, Any], rnn: RNN, carry: Any, seen: Rollout, advantage: jax.Array,
     s: Settings,
 ) -> jax.Array:  # fmt: skip
     """Compute the clipped surrogate loss + ½ the value's squared error − the entropy bonus."""
@@ -284,12 +292,13 @@ def train(
         def epoch(state: tuple, key: jax.Array) -> tuple[tuple, None]:
             order = jax.random.permutation(key, s.num_envs).reshape(s.minibatches, -1)
             batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), whole)
-            return jax.lax.scan(minibatch, state, (carry[order], *batches))
+            carries = jax.tree.map(lambda h: h[order], carry)
+            return jax.lax.scan(minibatch, state, (carries, *batches))
 
         (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), keys[1:])
         return (params, opt_state, actors), seen.reward.sum() / seen.done.sum()
 
-    state = params, optimizer.init(params), new_actors(env_key, s)
+    state = params, optimizer.init(params), new_actors(env_key, params, s)
     (params, _, _), returns = jax.lax.scan(update, state, jax.random.split(key, s.updates))
     return params, returns
 
@@ -306,13 +315,17 @@ OPTIONS = {
 }
 
 
-def settings() -> tuple[list[str], int, Settings]:
+def settings() -> tuple[dict[str, RNN], int, Settings]:
     """Parse the arguments: which policies, how many seeds, and the settings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rnn", nargs="+", choices=RNNS, default=[*RNNS],
                         metavar="NAME", help=f"which to train: {' '.join(RNNS)} (all)")  # fmt: skip
+    parser.add_argument("--layer", choices=LAYERS,
+                        help="of jaxgru's policy, not drawn as Flax draws it")  # fmt: skip
+    parser.add_argument("--init", choices=("orthogonal", "pytorch"), default="orthogonal",
+                        help="initial weights of --layer (orthogonal)")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, metavar="N",
                         help="train each with seeds 0, 1, … (3)")  # fmt: skip
     for name, text in OPTIONS.items():
@@ -328,17 +341,21 @@ def settings() -> tuple[list[str], int, Settings]:
         parser.error(f"--num-envs must be a multiple of {s.minibatches}, the minibatches.")
     if s.num_steps <= s.delay:
         parser.error("--num-steps must be above --delay, or no episode ends.")
-    return list(dict.fromkeys(arguments.rnn)), arguments.seeds, s
+    rnns = {name: RNNS[name] for name in arguments.rnn}
+    if arguments.layer and "jaxgru" in rnns:
+        init = partial(LAYERS[arguments.layer], init=arguments.init)
+        rnns["jaxgru"] = rnns["jaxgru"]._replace(init=init)
+    return rnns, arguments.seeds, s
 
 
 def main() -> None:
     """Train the policies in turn, and print what they learned and how long it took."""
-    names, seeds, s = settings()
-    inits, programs, seconds = {}, {}, {name: [] for name in names}
-    for name in names:
-        inits[name] = jax.jit(partial(init_policy, rnn=RNNS[name], hidden_dim=s.hidden_dim))
+    rnns, seeds, s = settings()
+    inits, programs, seconds = {}, {}, {name: [] for name in rnns}
+    for name, rnn in rnns.items():
+        inits[name] = jax.jit(partial(init_policy, rnn=rnn, hidden_dim=s.hidden_dim))
         shapes = jax.eval_shape(inits[name], jax.random.key(0))
-        program = jax.jit(partial(train, rnn=RNNS[name], s=s))
+        program = jax.jit(partial(train, rnn=rnn, s=s))
         programs[name] = program.lower(shapes, jax.random.key(0)).compile()
         count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         print(f"{name:<6} has {count:,} parameters")
@@ -349,9 +366,9 @@ def main() -> None:
             start = time.perf_counter()
             _, returns = jax.block_until_ready(program(params, key))
             seconds[name].append(time.perf_counter() - start)
-            curve = " ".join(f"{p.mean():+.2f}" for p in np.array_split(returns, 8) if p.size)
+            curve = " ".join(f"{p.mean():+.2f}" for p in np.array_split(returns, 10) if p.size)
             print(f"{name:<6} seed {seed}: {seconds[name][-1]:5.1f} s, mean return {curve}")
-    if {"jaxgru", "flax"} <= {*names}:
+    if {"jaxgru", "flax"} <= {*rnns}:
         ratios = np.divide(seconds["flax"], seconds["jaxgru"])
         print(
             f"The whole training is {np.median(ratios):.2f} times as fast with jaxgru as with flax "

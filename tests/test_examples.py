@@ -119,15 +119,15 @@ class TestRecurrentPPO:
             last[name] = float(train(params, jax.random.key(1))[1][-10:].mean())
         assert abs(last["none"]) < 5 / n**0.5 and last["jaxgru"] > 0.9
 
-    @pytest.mark.parametrize("name", ppo.RNNS)
+    @pytest.mark.parametrize("name", [*ppo.RNNS, "lstm"])
     def test_training_sees_the_policy_as_it_acted(self, name):
         """The unroll with resets gives the steps' log p and values, across episodes and rollouts.
 
         So PPO's ratio starts from 1. The second rollout begins within episodes of 4 steps.
         """
-        rnn = ppo.RNNS[name]
+        rnn = ppo.RNNS.get(name) or ppo.RNNS["jaxgru"]._replace(init=ppo.LAYERS[name])
         params = ppo.init_policy(jax.random.key(0), rnn, SMALL_PPO.hidden_dim)
-        actors = ppo.new_actors(jax.random.key(1), SMALL_PPO)
+        actors = ppo.new_actors(jax.random.key(1), params, SMALL_PPO)
 
         @jax.jit
         def both(key, actors):
