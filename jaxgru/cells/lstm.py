@@ -145,8 +145,9 @@ def init_lstm(
       hidden_dim: H, the size of h and of c.
       dtype: of the parameters, floating-point.
       init: "orthogonal" or "pytorch"; see above.
-      kernel_init, recurrent_kernel_init, bias_init: as for `init_gru`; the second also draws P
-        (H, p), the third also the forget gate's b.
+      kernel_init: as for `init_gru`.
+      recurrent_kernel_init: as for `init_gru`; it also draws P (H, p).
+      bias_init: as for `init_gru`, also for the forget gate.
       layer_norm: normalise within the cell, and return `LayerNormLSTMParams`.
       num_blocks: n, a divisor of H. The units form n groups (heads), and each unit reads only the h
         of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.

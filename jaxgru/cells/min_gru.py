@@ -108,7 +108,8 @@ def init_min_gru(
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
       dtype: of the parameters, floating-point.
-      kernel_init, bias_init: as for `init_gru`.
+      kernel_init: as for `init_gru`.
+      bias_init: as for `init_gru`.
 
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says

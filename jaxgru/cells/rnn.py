@@ -91,7 +91,9 @@ def init_rnn(
       activation: "tanh" or "relu".
       clip: the argument of the activation is clipped to ±clip, as in ONNX; None: it is not.
       init: "orthogonal" or "pytorch"; see above.
-      kernel_init, recurrent_kernel_init, bias_init: as for `init_gru`.
+      kernel_init: as for `init_gru`.
+      recurrent_kernel_init: as for `init_gru`.
+      bias_init: as for `init_gru`.
 
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says

@@ -54,7 +54,7 @@ def _without_command() -> None:
 def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
     """Return the parser of `jaxgru`; given the parsers of the commands, with their options."""
     parser = Parser(
-        "GRU and LSTM language models in JAX. `jaxgru help COMMAND` lists a command's options.",
+        "Recurrent language models in JAX. `jaxgru help COMMAND` lists a command's options.",
         [
             "sample --prompt 'ROMEO: '",
             "train astra_alpha",

@@ -39,8 +39,8 @@ SENTENCES = {
     "argument (.*): ignored explicit argument (.*)": r"\1 takes no value; leave out \2.",
     "one of the arguments (.*) is required": r"give one of \1.",
     "the following arguments are required: (.*)": r"give \1, as in {call}.",
-    "unrecognized arguments: (.*)": r"there is no use for '\1'; leave it out, or put quotes "
-    "around a value that has spaces.",
+    "unrecognized arguments: (.*)": r"there is no use for '\1'; leave it out, name its option, "
+    "or put quotes around a value that has spaces.",
 }
 """What argparse says, and what is said instead."""
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin

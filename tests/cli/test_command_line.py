@@ -78,7 +78,8 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         ("train", "runs", "runs is a folder, not a config; --resume resumes a run."),
         ("train", "m.onnx", "m.onnx is a model, not a config; --init trains it further."),
         ("train", "leviathan more", 
-         "there is no use for 'more'; leave it out, or put quotes around a value that has spaces."),
+         "there is no use for 'more'; leave it out, name its option, or put quotes around a value "
+         "that has spaces."),
         ("train", "leviathan --config x", 
          "--config does not go with CONFIG; leave one out."),
         ("train", "leviathan --training.seed -1",
