@@ -86,7 +86,7 @@ def _absolute(text: str, page: Path) -> str:
         path = (page.parent / link["page"]).resolve().relative_to(DOCS)
         return f"]({URLS['Documentation']}{path.as_posix()}/{link['anchor'] or ''})"
 
-    return LINK.sub(to_the_site, text)
+    return LINK.sub(to_the_site, text).replace('href="../../', f'href="{URLS["Documentation"]}')
 
 
 def main() -> None:
