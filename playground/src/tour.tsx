@@ -108,15 +108,15 @@ const QUESTIONS: Question[] = [
   },
   {
     ask: "Now the state is reset every 8 characters. What does the right one write?",
-    options: ["Random letters", "Words that do not go together", "A text as good as the left"],
+    options: ["Letters in random order, as if rolled with dice", "Bits of words, and words that do not go together", "A text as good as the left"],
     right: 1,
     task: "Move the slider to 8 and press “Start again”.",
     before: () => goTo("writers", "instant"),
     show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () =>
-      "At most eight characters are enough for most words, but not to choose words that go together. The left one, too, " +
-      "makes up a word now and then.",
+      "Just after a reset, the model knows only one character, so words break there. Later it knows eight at most: enough " +
+      "for a word, but not to choose words that go together. The left one, too, makes up a word now and then.",
   },
   {
     ask: "The right one has babbled for 150 characters. From now on, it keeps its state. When does it write English again?",
