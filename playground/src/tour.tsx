@@ -115,7 +115,7 @@ const QUESTIONS: Question[] = [
     show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () =>
-      "Just after a reset, the model knows only one character, so words break there. Later it knows eight at most: enough " +
+      "Just after a reset, marked by a thin line, the model knows only one character, so words break there. Later it knows eight at most: enough " +
       "for a word, but not to choose words that go together. The left one, too, makes up a word now and then.",
   },
   {

@@ -56,6 +56,19 @@ test("the slider's history begins where it was moved", () => {
   expect(view.schedule.value).toEqual([[0, 4], [10, 16]]);
 });
 
+test.each([
+  // After 7 characters of a prompt, the first is drawn from all of them, and the second from its 8 as well
+  [[[0, 8]], 7, 18, [1, 9]],
+  [[[0, 8]], 8, 18, [0, 8, 16]],
+  [[[0, 8]], 8, 17, [0, 8]], // nothing was drawn yet after the last reset
+  [[[0, null]], 8, 99, []],
+  [[[0, 2]], 8, 99, []], // too many
+  [[[0, null], [10, 4]], 8, 18, [9, 13]],
+  [[[0, 1], [10, 4], [16, null]], 8, 40, [12]],
+] as [view.Schedule, number, number, number[]][])("of %j after %i characters, %i show the resets %j", (moves, read, length, found) => {
+  expect(view.marks(moves, read, length)).toEqual(found);
+});
+
 test("another model shows a unit of its own", () => {
   view.readView("unit=7");
   view.choose("elman_alpha");

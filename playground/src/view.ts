@@ -164,6 +164,26 @@ export function resetFrom(from: number, value: Reset): void {
   else schedule.value = [...before, [before.length ? from : 0, value]];
 }
 
+/** A text is marked where the state was reset, if so many characters at least lie between two resets. */
+export const MARKED_FROM = 4;
+
+/** Where to mark what was written after `read` tokens of a prompt: before these characters, the state was set to zero. */
+export function marks(moves: Schedule, read: number, length: number): number[] {
+  const found: number[] = [];
+  let [since, move] = [0, 0];
+  // Each character is read before the next one is drawn, with the slider as it is for that one
+  for (let i = -read; i < length - 1; i++) {
+    while (moves[move + 1]?.[0] <= i + 1) move++;
+    const every = moves[move][1] ?? Infinity;
+    if (since >= every) {
+      since = 0;
+      if (every >= MARKED_FROM && i >= 0) found.push(i);
+    }
+    since++;
+  }
+  return found;
+}
+
 /** "every 4 characters", after "reset the state". */
 export function inWords(value: Reset): string {
   if (value === null) return "never";

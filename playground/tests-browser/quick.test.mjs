@@ -120,6 +120,19 @@ test("the two writers", async (t) => {
   });
 });
 
+test("a reset is marked where what is remembered begins", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&every=8&written=100");
+  await texts(page);
+  const remembered = panel(page, "writers").locator("h4 q").last();
+  await remembered.waitFor();
+  const lines = panel(page, "writers").locator(".written i");
+  const since = await lines.last().evaluate((line) => line.nextSibling.textContent);
+  assert.equal(await remembered.textContent(), since.replaceAll(" ", "␣").replaceAll("\n", "↵"));
+  assert.equal(await lines.count(), 13); // 1 + 12 · 8 = 97
+  await page.getByText("A thin line in the text is a reset").waitFor();
+  await page.context().close();
+});
+
 test("surprise", async (t) => {
   const surprise = panel(page, "surprise");
   await show(page, "surprise");

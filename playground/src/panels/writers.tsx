@@ -9,7 +9,7 @@ import { Code } from "../code";
 import type { ModelInfo, Writing } from "../engine/types";
 import { charactersOf, debounce, engine, failure, leftOut, loaded, newest, report } from "../models";
 import {
-  every, fast, inWords, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
+  every, fast, inWords, MARKED_FROM, marks, model, prompt, PROMPT_LIMIT, resetFrom, schedule, seed, temperature, topK,
   written, WRITTEN_LIMIT, type Reset, type Schedule,
 } from "../view";
 import { Field, NumberField, Panel, resetTitle, TextField } from "./parts";
@@ -263,15 +263,20 @@ export function setEvery(value: Reset): void {
 /** Pixels: a field that is so close to its bottom follows what is written. */
 const NEARLY = 8;
 
-/** What the right one wrote, with the slider's moves: marks that are no part of the text. */
+/** What the right one wrote, with the slider's moves and the resets: marks that are no part of the text. */
 function Marked({ text }: { text: string }) {
   const moves = schedule.value;
-  return moves.map(([from, value], i) => (
-    <Fragment key={from}>
-      {i > 0 && from <= text.length && <mark data-move={inWords(value)} />}
-      {text.slice(from, moves[i + 1]?.[0])}
-    </Fragment>
-  ));
+  const resets = marks(moves, begun.value?.start.length ?? 0, text.length);
+  return moves.map(([from, value], i) => {
+    const end = moves[i + 1]?.[0] ?? text.length;
+    const cuts = [from, ...resets.filter((at) => at >= from && at < end), end];
+    return (
+      <Fragment key={from}>
+        {i > 0 && from <= text.length && <mark data-move={inWords(value)} />}
+        {cuts.slice(1).map((cut, j) => <Fragment key={j}>{j > 0 && <i />}{text.slice(cuts[j], cut)}</Fragment>)}
+      </Fragment>
+    );
+  });
 }
 
 function Text({ side, title, label }: { side: number; title: string; label: string }) {
@@ -374,6 +379,9 @@ export function Writers({ children }: { children: ComponentChildren }) {
         <Text side={0} title="With its state" label="Text written with the state" />
         <Text side={1} title={resetTitle(every.value)} label="Text written while the state is reset" />
       </div>
+      {schedule.value.some(([, reset]) => reset !== null && reset >= MARKED_FROM) && (
+        <p>A thin line in the text is a reset: the model forgets what is before it.</p>
+      )}
       <p class="small">
         The number tells how much each text surprises the model that keeps its state, in nats per character, on average.
         Lower is better: a sure thing costs 0 nats, an even bet 0.7, a blind guess among 65 characters 4.2.
