@@ -1,6 +1,10 @@
 /** The bug as code: the state is made inside the loop, or before it. */
 
+import { signal } from "@preact/signals";
 import { every, inWords, type Reset } from "./view";
+
+/** Whether it would give away the answer to a question. */
+export const secret = signal(false);
 
 interface Library {
   name: string;
@@ -50,7 +54,7 @@ function Snippet({ label, of }: { label: string; of: Line[] }) {
 export function Code() {
   const reset = every.value;
   return (
-    <>
+    <div hidden={secret.value}>
       <h3>The bug in code</h3>
       <p>
         The loop writes <code>n</code> characters: it reads the newest one, <code>x</code>, and draws the next. The first
@@ -85,6 +89,6 @@ export function Code() {
         reset. Other causes of gibberish are a temperature that is too high, characters numbered differently than in
         training, and too little training.
       </p>
-    </>
+    </div>
   );
 }

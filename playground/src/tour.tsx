@@ -4,6 +4,7 @@ import { batch, computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { goTo, SITE } from "./address";
 import { mean, surprises } from "./analysis";
+import { secret } from "./code";
 import { loaded } from "./models";
 import { running, setEvery, stopAfter, writeAnew, writeOn } from "./panels/writers";
 import { every, schedule, tour, written, WRITTEN_LIMIT, type Reset } from "./view";
@@ -21,7 +22,7 @@ interface Question {
   why(): string;
   /** Whether it is so of the reader's text, too. */
   holds?(): boolean;
-  /** What the page shows when the question is asked (it jumps: on the way, the code would pass by), and when it is answered. */
+  /** What the page shows when the question is asked, and when it is answered. */
   before(): void;
   look?(): void;
 }
@@ -41,10 +42,6 @@ function babbled(): boolean {
   const until = Math.min(moved?.[0] ?? Infinity, written.value); // a move may be to come
   return first === 1 && until >= BABBLE && until <= WRITTEN_LIMIT - ENOUGH;
 }
-
-const codeInView = signal(false);
-
-const showCode = () => document.getElementById("code")!.scrollIntoView();
 
 /** Scroll the right one's text back, if need be, to the line in which the slider was moved. */
 function showMark(): void {
@@ -115,8 +112,8 @@ const QUESTIONS: Question[] = [
     show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () =>
-      "Just after a reset, marked by a thin line, the model knows only one character, so words break there. Later it knows eight at most: enough " +
-      "for a word, but not to choose words that go together. The left one, too, makes up a word now and then.",
+      "Each thin line is a reset. Just after it, the model knows only one character, so words break there. It never " +
+      "knows more than eight: too few to choose words that go together.",
   },
   {
     ask: "The right one has babbled for 150 characters. From now on, it keeps its state. When does it write English again?",
@@ -163,18 +160,16 @@ const QUESTIONS: Question[] = [
     ask: "Your own network writes like the right side: each letter suits the one before, and no more. Its training went well. What is wrong?",
     options: ["The temperature is too high", "Each step gets a new state", "Letters have wrong numbers"],
     right: 1,
-    task: "Compare the code below the writers, with the slider at 1.",
+    task: "Look at two loops: the first writes like the left side, the second like the right.",
     before: () => {
       goTo("writers", "instant");
       writeAnew([[0, 1]], BABBLE);
     },
-    show: () => {
-      setEvery(1);
-      showCode();
-    },
-    seen: () => (every.value === 1 && codeInView.value ? ENOUGH : null),
+    show: () => setEvery(1),
+    look: () => document.getElementById("code")!.scrollIntoView(),
+    seen: () => (every.value === 1 && held.value ? ENOUGH : null),
     why: () =>
-      "With another fault, even pairs of letters would look wrong. Print the state above each call: from the " +
+      "With either of the other two, even pairs of letters would look wrong. Print the state above each call: from the " +
       "second on, it must be neither None nor zeros.",
   },
 ];
@@ -200,12 +195,8 @@ effect(() => {
   stopAfter(A_LITTLE);
 });
 
-// Whoever moves the slider to 1 to see its code is shown it.
-let before = every.peek();
 effect(() => {
-  const moved = every.value === 1 && before !== 1;
-  before = every.value;
-  if (moved && tour.peek() === QUESTIONS.length && guess.peek() !== null) showCode();
+  secret.value = tour.value === QUESTIONS.length && !held.value;
 });
 
 /** Ask a question, counted from 1; 0 ends the tour. */
@@ -249,19 +240,6 @@ export function Tour() {
   useEffect(() => {
     if (seen.value && !running.value) showMark(); // until then, the field follows the text
   }, [seen.value, running.value]);
-  useEffect(() => {
-    if (number !== QUESTIONS.length) return;
-    const narrow = matchMedia("(width < 64rem)").matches; // the card is at the bottom of the screen
-    const observer = new IntersectionObserver(([{ isIntersecting }]) => (codeInView.value = isIntersecting), {
-      rootMargin: narrow ? "0px 0px -45%" : "0px",
-      threshold: 0.5,
-    });
-    observer.observe(document.getElementById("code")!);
-    return () => {
-      observer.disconnect();
-      codeInView.value = false;
-    };
-  }, [number]);
   useEffect(() => {
     if (!number) return;
     const pressed = (event: KeyboardEvent) => event.key === "Escape" && close();
