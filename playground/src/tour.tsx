@@ -189,8 +189,9 @@ effect(() => {
   showed = shown.value;
 });
 
+const enough = computed(() => held.value && (shown.value ?? 0) >= ENOUGH);
 effect(() => {
-  if (!held.value || seen.value || (shown.value ?? 0) < ENOUGH) return;
+  if (!enough.value) return;
   seen.value = true;
   stopAfter(A_LITTLE);
 });
@@ -199,10 +200,20 @@ effect(() => {
   secret.value = tour.value === QUESTIONS.length && !held.value;
 });
 
-/** Ask a question, counted from 1; 0 ends the tour. */
+/** Of the questions that were left: the option that was chosen, and whether the answer was shown. */
+const left = new Map<number, [guess: number | null, seen: boolean]>();
+/** Whether the answer is shown again. */
+let again = false;
+
+/** Ask a question, counted from 1, or show again how it was answered; 0 ends the tour. */
 export function ask(number: number): void {
-  batch(() => ([guess.value, held.value, seen.value, tour.value] = [null, false, false, number]));
+  left.set(tour.peek(), [guess.peek(), seen.peek()]);
+  if (!number) left.clear();
+  const [option, answered] = left.get(number) ?? [null, false];
+  again = answered;
+  batch(() => ([guess.value, held.value, seen.value, tour.value] = [option, answered, answered, number]));
   QUESTIONS[number - 1]?.before();
+  if (answered) QUESTIONS[number - 1].show();
 }
 
 /** End the tour; the focus returns to where it began. */
@@ -228,10 +239,12 @@ export function Tour() {
   const answer = useRef<HTMLParagraphElement>(null);
   const number = tour.value;
   useEffect(() => title.current?.focus({ preventScroll: true }), [number]);
+  useEffect(() => {
+    if (seen.value) QUESTIONS[number - 1]?.look?.(); // now: what is above it has its new height
+  }, [seen.value, number]);
   // The button that was pressed is gone. A reader who moves the slider keeps the focus there.
   useEffect(() => {
-    if (!answer.current) return;
-    QUESTIONS[number - 1].look?.(); // now: what is above it has its new height
+    if (!answer.current || again) return;
     const { activeElement } = document;
     if (activeElement === document.body || card.current!.contains(activeElement)) answer.current.focus({ preventScroll: true });
     // Only the card scrolls, and its title stays
@@ -248,6 +261,7 @@ export function Tour() {
   }, [number]);
   if (!number) return null;
   const { ask: question, options, right, task, show, why, holds } = QUESTIONS[number - 1];
+  const marked = seen.value && (holds?.() ?? true);
   return (
     <aside ref={card} class="tour" aria-label="Guided tour">
       <div ref={head} class="head">
@@ -256,9 +270,10 @@ export function Tour() {
       <p>{question}</p>
       <fieldset class="choices" aria-label="Your prediction" disabled={held.value}>
         {options.map((option, i) => (
-          <label key={option} class={guess.value === i ? "chosen" : ""}>
+          <label key={option} class={i === (marked ? right : guess.value) ? "chosen" : ""}>
             <input type="radio" name="prediction" checked={guess.value === i} onChange={() => (guess.value = i)} />
-            {option}
+            {marked && (i === right || i === guess.value) && <b aria-hidden="true">{i === right ? "✓" : "✗"}</b>}
+            <span>{option}</span>
           </label>
         ))}
       </fieldset>
@@ -268,7 +283,7 @@ export function Tour() {
         {seen.value && (
           <p ref={answer} tabIndex={-1}>
             <b>
-              {holds && !holds() ? `In Shakespeare, it is “${options[right]}”.`
+              {!marked ? `In Shakespeare, it is “${options[right]}”.`
                 : guess.value === right ? "You were right." : `It is “${options[right]}”.`}
             </b>{" "}
             {why()}

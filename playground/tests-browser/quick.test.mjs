@@ -553,6 +553,37 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
   await page.context().close();
 });
 
+test("the tour keeps its answers when one goes back", async () => {
+  const page = await open(browser, server.address, "model=elman_alpha&tour=2");
+  const tour = page.locator(".tour");
+  const [option, button] = [(i) => tour.locator(".choices label").nth(i), (name) => tour.getByRole("button", { name, exact: true })];
+  const right = panel(page, "writers").locator(".written").last();
+  await option(0).click();
+  await button("Show me").click();
+  await tour.getByText("It is “Bits of words").waitFor();
+  await texts(page);
+  const first = await right.innerHTML();
+  await button("Next").click();
+  await tour.getByText("Predict first.").waitFor();
+  assert.deepEqual(await tour.locator(".choices b").allTextContents(), []);
+  await option(2).click();
+  await button("Back").click();
+  await tour.getByText("It is “Bits of words").waitFor();
+  assert.deepEqual(await tour.locator(".choices b").allTextContents(), ["✗", "✓"]);
+  assert.equal(await option(0).getByRole("radio").isChecked(), true);
+  await until(page, (first) => document.querySelectorAll("#writers .written")[1].innerHTML === first, first); // it stops there, too
+  await texts(page);
+  await button("Next").click();
+  assert.equal(await option(2).getByRole("radio").isChecked(), true);
+  assert.equal(await button("Show me").count(), 1);
+  await button("Close").click();
+  await page.getByRole("button", { name: "Take the tour" }).click();
+  await button("Next").click();
+  await tour.getByText("Predict first.").waitFor();
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
 test("the tour goes on after a model could not be loaded", async () => {
   const gone = (route) => route.abort();
   const page = await open(browser, server.address, "model=elman_alpha&tour=3", { prepare: (page) => page.context().route("**/*.safetensors", gone) });
