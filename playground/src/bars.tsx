@@ -22,8 +22,8 @@ interface Props {
 const glyph = (character: string) => ({ " ": "␣", "\n": "↵" })[character] ?? character;
 
 function percent(p: number): string {
-  if (p > 0 && p < 0.01) return "< 1 %";
-  return p < 1 && p > 0.99 ? "> 99 %" : `${(100 * p).toFixed(0)} %`;
+  if (p > 0 && p < 0.01) return "< 1%";
+  return p < 1 && p > 0.99 ? "> 99%" : `${(100 * p).toFixed(0)}%`;
 }
 
 export function Bars({ probabilities, characters, memory, label, came }: Props) {

@@ -75,7 +75,7 @@ export function Code() {
               <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
               {library.name === "PyTorch" && (
                 <>
-                  <p class="small">A reset at each step is more often written so:</p>
+                  <p class="small">A reset at each step is more often written like this:</p>
                   <Snippet label="PyTorch: the state is not kept" of={UNNAMED} />
                 </>
               )}

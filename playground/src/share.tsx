@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { keepAddress, SITE } from "./address";
 import { LINKS } from "./defaults";
+import { projector } from "./view";
 
 const done = signal("");
 
@@ -39,11 +40,11 @@ export function ForAClass() {
     <section class="panel" aria-labelledby="class-title">
       <h2 id="class-title">Links for a class</h2>
       <p>
-        Each link opens this page as it says. “Share”, at the top, copies a link to what you see now: panel, model, slider,
-        texts and all. Somebody who opens it reads the same texts, letter by letter.
+        Each link opens the view it describes. “Share”, at the top, copies a link to what you see now: panel, model,
+        slider, texts and all. Anyone who opens it reads the same texts, letter by letter.
         {SITE && <> <a href={`${SITE}guide/teaching/`}>A 20-minute lesson</a> is built on the tour.</>}
       </p>
-      <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${view}`}>{title}</a></li>)}</ul>
+      <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${projector.value ? "projector&" : ""}${view}`}>{title}</a></li>)}</ul>
     </section>
   );
 }

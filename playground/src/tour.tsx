@@ -88,8 +88,8 @@ function gain(): string {
   const saved = `Never reset, the model saves ${(known[0] - known[2]).toFixed(2)} nats per character (${one} to ${all});`;
   if (kept() <= 0) return `On this text, nothing is left. ${saved} with a reset every 32, it costs ${some}.`;
   const both = `${saved} with a reset every 32, ${(known[0] - known[1]).toFixed(2)}, which is`;
-  if (!mostIsKept()) return `On this text, it is less. ${both} ${kept()} %.`;
-  return `${both} ${kept() > 100 ? "all of it" : `${kept()} %`}. The next character depends mostly on what is close by.`;
+  if (!mostIsKept()) return `On this text, it is less. ${both} ${kept()}%.`;
+  return `${both} ${kept() > 100 ? "all of it" : `${kept()}%`}. The next character depends mostly on what is close by.`;
 }
 
 const QUESTIONS: Question[] = [
@@ -138,7 +138,7 @@ const QUESTIONS: Question[] = [
       "With the same random numbers, the right one often ends up in the lines of the left.",
   },
   {
-    ask: "With its state, the model guesses a text better than with a reset before every character. How much of this gain is left with one every 32?",
+    ask: "The state makes guesses better. If it is reset only every 32 characters, how much of that improvement is left?",
     options: ["About a third", "About half", "More than nine tenths"],
     right: 2,
     task: "Move the slider to 32 and look at the memory curve.",

@@ -94,6 +94,8 @@ test("the two writers", async (t) => {
     assert.equal(await moved.getAttribute("data-move"), "before every character");
     const [, from] = /never%2C(\d+)/.exec(page.url());
     assert.equal(await moved.evaluate((mark) => mark.previousSibling.textContent.length), +from);
+    await writers.getByText("surprise per character since the move").first().waitFor();
+    report.since = { texts: [left, right], costs: await figures(page, "writers"), from: "ROMEO: ".length + +from };
     const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
     assert.deepEqual(await texts(copy), [left, right]);
     assert.equal(await panel(copy, "writers").locator("mark").count(), 1);
@@ -325,7 +327,7 @@ test("reach", async () => {
   await move(page, "Home"); // the bar's slider: reset before every character
   await until(page, () => /last character\.$/.test([...document.querySelectorAll("#reach .readout")].at(-1).textContent));
   const [kept, lost] = await reach.locator(".readout").allTextContents();
-  assert.match(kept, /^“e” depends most on a space, 4 characters before it; 90 % .* last \d+ characters\.$/);
+  assert.match(kept, /^“e” depends most on a space, 4 characters before it; 90% .* last \d+ characters\.$/);
   assert.match(lost, /^“e” depends most on “r”, just before it/); // "No more"
   await letters.hover({ position: { x: 30, y: 24 } });
   await until(page, () => /^“[RO]” depends/.test(document.querySelector("#reach .readout").textContent));
@@ -532,7 +534,7 @@ test(`on ${size}, the tour asks for a prediction, and then shows`, async () => {
       const right = panel(page, "writers").locator(".written").last();
       assert.equal(await right.locator("mark").evaluate((mark) => mark.previousSibling.textContent.length), 150);
     }
-    if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*, which is 9\d %/);
+    if (i === 3) assert.match(await tour.textContent(), /saves (\d\.\d\d) nats .*, which is 9\d%/);
     if (i === 1) { // after the answer
       await page.keyboard.press("Tab");
       await page.keyboard.press("Tab");
@@ -632,9 +634,9 @@ test("the tour shows the third answer after any text", async () => {
 // The numbers are jaxgru's
 for (const [text, said] of [
   ["zqxjkvbz".repeat(20), "In Shakespeare, it is “More than nine tenths”. On this text, the state does not help"],
-  ["s divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qu", "On this text, it is less. Never reset, the model saves 0.38 nats per character (3.19 to 2.81); with a reset every 32, 0.30, which is 79 %."],
+  ["s divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qu", "On this text, it is less. Never reset, the model saves 0.38 nats per character (3.19 to 2.81); with a reset every 32, 0.30, which is 79%."],
   ["ESTION WHETHER TIS NOBLER IN THE MIND TO SUFFER THE SLINGS AND ARROWS OF OUTRAGE", "On this text, nothing is left. Never reset, the model saves 0.02 nats per character (3.66 to 3.64); with a reset every 32, it costs 3.67."],
-  ["the cat sat on the mat", "You were right. Never reset, the model saves 0.26 nats per character (2.09 to 1.83); with a reset every 32, 0.26, which is 100 %."],
+  ["the cat sat on the mat", "You were right. Never reset, the model saves 0.26 nats per character (2.09 to 1.83); with a reset every 32, 0.26, which is 100%."],
 ])
 test(`the tour's fourth answer is of the reader's text: ${text}`, async () => {
   const page = await open(browser, server.address, `model=elman_alpha&tour=4&text=${text}`);

@@ -227,8 +227,8 @@ export function Inside() {
   return (
     <Panel name="inside" title="Inside" busy={stale.value}>
       <p>
-        The state is a list of {numUnits} numbers, called units. Nobody told them what to remember, and yet some follow
-        a thing that we can name. Choose a unit, and the text takes its colour: orange where the unit is positive, blue
+        The state is a list of {numUnits} numbers, called units. Nobody told them what to remember, and yet some track
+        something we can name. Choose a unit, and the text takes its colour: orange where the unit is positive, blue
         where it is negative. Here the state is never reset, whatever the slider says.
       </p>
       {ready.value && (

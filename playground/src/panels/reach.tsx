@@ -54,7 +54,7 @@ const tints = [0, 1].map((side) =>
   }),
 );
 
-/** How far back one must go for 90 % of the sum of the norms. */
+/** How far back one must go for 90% of the sum of the norms. */
 function farBack(norms: Float32Array): number {
   let rest = 0.1 * norms.reduce((sum, norm) => sum + norm, 0);
   return norms.length - norms.findIndex((norm) => (rest -= norm) < 0);
@@ -72,7 +72,7 @@ const descriptions = [0, 1].map((side) =>
     return (
       `${capital(quote(of.characters[at]))} depends most on ${quote(of.characters[start + most])}, ` +
       `${distance === 1 ? "just" : `${distance} characters`} before it; ` +
-      `90 % of all influence comes from the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
+      `90% of all influence comes from the last ${farBack(found) === 1 ? "character" : `${farBack(found)} characters`}.`
     );
   }),
 );

@@ -89,7 +89,7 @@ export function State() {
   return (
     <Panel name="state" title="Copy the state">
       <p>
-        All that the model knows of a text is in its state. Copy the state and delete the text. Then continue from the
+        Everything the model knows about a text is in its state. Copy the state and delete the text. Then continue from the
         state, here or on another computer: the model goes on as if it still had the text. Seed, Temperature and Top-k
         are those of the first panel; a copied state keeps its seed.
       </p>

@@ -1,6 +1,6 @@
 /** Panel 1: one prompt, one seed, one set of weights; the left writes with its state, the right without. */
 
-import { batch, effect, signal, untracked } from "@preact/signals";
+import { batch, computed, effect, signal, untracked } from "@preact/signals";
 import { Fragment, type ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { mean } from "../analysis";
@@ -41,8 +41,8 @@ interface Next {
 
 const begun = signal<Begun | null>(null); // null: the model is not loaded, or the prompt not read
 const texts = [signal(""), signal("")];
-const costs = [signal<number | null>(null), signal<number | null>(null)];
-const costed = signal(0); // characters that the costs are of
+const costs = signal<{ from: number; means: number[] } | null>(null); // of the characters from there on
+const costed = signal(0); // characters up to which the costs are
 const nexts = signal<Next[]>([]);
 /** Whether the writers write, or are about to. */
 export const running = signal(false);
@@ -93,7 +93,8 @@ function clear(): void {
   begun.value = null;
   written.value = costed.value = ahead = 0;
   nexts.value = [];
-  for (const side of [0, 1]) [texts[side].value, costs[side].value] = ["", null];
+  costs.value = null;
+  for (const text of texts) text.value = "";
 }
 
 /** Load the model, read the prompt, and write. All that the page shows begins here, at first and after a failure. */
@@ -154,16 +155,21 @@ function go(): void {
   running.value = true;
 }
 
-/** Nats of what each wrote, given to the model with its state. */
+/** Where the slider was moved last: what came before was written with another reset. */
+const moved = computed(() => schedule.value.at(-1)![0]);
+
+/** Nats of what each wrote since the slider was moved, given to the model with its state. */
 const updateCosts = newest(
-  async (of: Begun, count: number) => {
+  async (of: Begun, from: number, count: number) => {
     const texts = of.tokens.map((written) => Uint8Array.from([...of.start, ...written.slice(0, count)]));
-    return { of, count, means: await Promise.all(texts.map((text) => engine.surprise(of.info.name, text, null).then(mean))) };
+    const nats = await Promise.all(texts.map((text) => engine.surprise(of.info.name, text, null)));
+    // The first token has no cost; without a move, the prompt counts
+    return { of, from, count, means: nats.map((each) => mean(from ? each.subarray(of.start.length - 1 + from) : each)) };
   },
-  ({ of, count, means }) => {
+  ({ of, from, count, means }) => {
     if (of !== begun.value) return;
     costed.value = count;
-    means.forEach((value, side) => (costs[side].value = value));
+    costs.value = { from, means };
   },
 );
 
@@ -206,7 +212,7 @@ export function startWriters(): void {
   });
   effect(() => {
     const due = !running.value || written.value % COSTS_EVERY < READING.characters;
-    if (due && written.value && begun.value) void updateCosts(begun.value, written.value);
+    if (due && written.value > moved.value && begun.value) void updateCosts(begun.value, moved.value, written.value);
   });
   effect(() => {
     written.value, running.value;
@@ -282,7 +288,7 @@ function Marked({ text }: { text: string }) {
 function Text({ side, title, label }: { side: number; title: string; label: string }) {
   const box = useRef<HTMLPreElement>(null);
   const text = texts[side].value;
-  const cost = costs[side].value;
+  const cost = costs.value?.from === moved.value ? costs.value.means[side] : null;
   const next = nexts.value[side];
   const height = useRef(0);
   useLayoutEffect(() => {
@@ -296,7 +302,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
       <div class="head">
         <h3>{title}</h3>
         <p class="figure">
-          {cost === null ? "…" : cost.toFixed(3)} <span>surprise per character</span>
+          {cost === null ? "…" : cost.toFixed(2)} <span>surprise per character{moved.value > 0 && " since the move"}</span>
         </p>
       </div>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
@@ -354,7 +360,7 @@ function Options() {
 export function Writers({ children }: { children: ComponentChildren }) {
   const full = written.value >= WRITTEN_LIMIT;
   return (
-    <Panel name="writers" title="Two writers" busy={!running.value && costed.value !== written.value}>
+    <Panel name="writers" title="Two writers" busy={!running.value && written.value > moved.value && costed.value !== written.value}>
       {children}
       <div class="controls">
         <div class="buttons">
@@ -383,7 +389,7 @@ export function Writers({ children }: { children: ComponentChildren }) {
         <p>A thin line in the text is a reset: the model forgets what is before it.</p>
       )}
       <p class="small">
-        The number tells how much each text surprises the model that keeps its state, in nats per character, on average.
+        The number shows how much each text surprises the model that keeps its state, in nats per character, on average.
         Lower is better: a sure thing costs 0 nats, an even bet 0.7, a blind guess among 65 characters 4.2.
         {" "}
         <span role="status">{!begun.value && !failure.value && `Loading ${model.value}… `}</span>
