@@ -95,7 +95,7 @@ function gain(): string {
 const QUESTIONS: Question[] = [
   {
     ask: "Both writers use the same model, the same prompt and the same random numbers. What does the right one write if its state is never reset?",
-    options: ["The same text as the left", "Another text, as good", "A worse text"],
+    options: ["The same text as the left one", "Another text, just as good", "A worse text"],
     right: 0,
     task: "Move the slider to “never” and press “Start again”.",
     before: () => goTo("writers", "instant"),
@@ -105,7 +105,7 @@ const QUESTIONS: Question[] = [
   },
   {
     ask: "Now the state is reset every 8 characters. What does the right one write?",
-    options: ["Letters in random order, as if rolled with dice", "Bits of words, and words that do not go together", "A text as good as the left"],
+    options: ["Letters in random order, as if rolled with dice", "Bits of words, and words that do not go together", "A text as good as the left one"],
     right: 1,
     task: "Move the slider to 8 and press “Start again”.",
     before: () => goTo("writers", "instant"),
