@@ -94,7 +94,7 @@ test("the two writers", async (t) => {
     assert.equal(await moved.getAttribute("data-move"), "before every character");
     const [, from] = /never%2C(\d+)/.exec(page.url());
     assert.equal(await moved.evaluate((mark) => mark.previousSibling.textContent.length), +from);
-    await writers.getByText("surprise per character since the move").first().waitFor();
+    await writers.getByText("surprise since the move").first().waitFor();
     report.since = { texts: [left, right], costs: await figures(page, "writers"), from: "ROMEO: ".length + +from };
     const copy = await open(browser, server.address, new URL(page.url()).hash.slice(1));
     assert.deepEqual(await texts(copy), [left, right]);

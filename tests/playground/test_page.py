@@ -144,9 +144,11 @@ def assert_same_step(values: list[str], unit: int, text: str) -> None:
 def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     report = use("quick.test.mjs", built, tmp_path / "report.json")
     params, _, tokenizer = load("astra_alpha")
-    mean_nats = lambda text, first=1: float(  # the first panel: given to the model with its state
-        stream_nll(params, tokenizer.encode(text))[first - 1 :].mean()
-    )
+
+    def mean_nats(text: str, first: int = 1) -> float:
+        """What the first panel shows: given to the model with its state, from a character on."""
+        return stream_nll(params, tokenizer.encode(text))[first - 1 :].mean()
+
     two_decimals = 0.0051
     for text, nats in report["written"]:
         assert nats == pytest.approx(mean_nats(text), abs=two_decimals)

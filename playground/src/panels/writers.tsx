@@ -302,7 +302,7 @@ function Text({ side, title, label }: { side: number; title: string; label: stri
       <div class="head">
         <h3>{title}</h3>
         <p class="figure">
-          {cost === null ? "…" : cost.toFixed(2)} <span>surprise per character{moved.value > 0 && " since the move"}</span>
+          {cost === null ? "…" : cost.toFixed(2)} <span>surprise {moved.value > 0 ? "since the move" : "per character"}</span>
         </p>
       </div>
       <pre ref={box} class="written" tabIndex={0} role="group" aria-label={label}>
