@@ -323,7 +323,7 @@ def settings() -> tuple[dict[str, RNN], int, Settings]:
     parser.add_argument("--rnn", nargs="+", choices=RNNS, default=[*RNNS],
                         metavar="NAME", help=f"which to train: {' '.join(RNNS)} (all)")  # fmt: skip
     parser.add_argument("--layer", choices=LAYERS,
-                        help="layer of jaxgru's policy, with weights of its own and not Flax's")  # fmt: skip
+                        help="jaxgru's policy has this layer, with jaxgru's weights")  # fmt: skip
     parser.add_argument("--init", choices=("orthogonal", "pytorch"), default="orthogonal",
                         help="initial weights of --layer (orthogonal)")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, metavar="N",

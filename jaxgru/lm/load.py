@@ -59,7 +59,9 @@ def find_model(model: str | Path) -> Found:
     if not os.path.lexists(model):
         known = pretrained_names()
         others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
-        meant = nearest(str(model), known, f"it must be {others}")
+        meant = f"it must be {others}"
+        if "/" not in str(model):
+            meant = nearest(str(model), known, meant)
         if model in config_names():
             meant = f"it is a config, which jaxgru train {model} trains"
         raise UserError(f"there is no model {str(model)!r}; {meant}.")

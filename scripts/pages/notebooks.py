@@ -64,9 +64,11 @@ def _code(part: re.Match) -> str:
     if part["language"] == "bash":
         return f"%%bash\n{code}"
     if part["language"] == "sh":
-        package = rf'"jaxgru\1 @ git+{URLS["Repository"]}"'
-        elsewhere = re.sub(r'"\.(\[[\w,]+\])"|(?<= )\.(?= |$)', package, code)
-        return f"# in a checkout: %{code}\n%{elsewhere}"
+        here, public = (
+            re.sub(r'"\.(\[[\w,]+\])"|(?<= )\.(?= |$)', rf'"{where}"', code)
+            for where in (r"../..\1", rf"jaxgru\1 @ git+{URLS['Repository']}")
+        )
+        return f"%{here}\n# once the repository is public: %{public}"
     return code
 
 

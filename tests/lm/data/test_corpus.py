@@ -244,7 +244,7 @@ def test_a_text_of_ones_own_is_preserved_exactly(tmp_path, text):
     (b"caf\xe9 noir", "mine.txt is not a text in UTF-8: byte 4 .0xe9., in line 1, is not valid;"),
     (b"abc\xe2\x82", "byte 4 .0xe2., .* data.tokenizer bytes"),
     ("light".encode("utf-16-le"), "mine.txt is not a text in UTF-8: it has NUL .* as UTF-16 has"),
-    ("light".encode("utf-32"), "byte 1 .0xff., .*name its own .data.encoding or, of"),
+    ("light".encode("utf-32"), "byte 1 .0xff., .*name its own .data.encoding, or for"),
     (b"light\0light", "NUL"),
 ])  # fmt: skip
 def test_what_is_no_utf8_text_is_refused(tmp_path, monkeypatch, data, says, name):
