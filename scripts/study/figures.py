@@ -18,7 +18,8 @@ from study.records import load_published
 
 Points = Sequence[tuple[int, float]]
 
-CURVES = BLUE, ORANGE, GREEN
+COLORS = {"astra_alpha": BLUE, "astra_gamma": ORANGE, "elman_alpha": GREEN}
+"""Of the models that are drawn as curves."""
 
 
 def plot_memory(
@@ -37,7 +38,8 @@ def plot_memory(
     with svg(path, 3.9) as figure:
         axes = figure.subplots()
         axes.axhline(ngrams[1], color=GREY, lw=1, ls="--", zorder=1)
-        for color, (name, (points, stream)) in zip(CURVES, curves.items(), strict=False):
+        for name, (points, stream) in curves.items():
+            color = COLORS[name]
             k, losses = zip(*points, strict=True)
             axes.plot([*k, never], [*losses, stream], color=color, marker="o", ms=3.5, zorder=3)
             near = {"va": "bottom"} if name == "elman_alpha" else {}  # above the next curve's label
@@ -93,14 +95,14 @@ def plot_recovery(
     with svg(path, 3.7) as figure:
         axes = figure.subplots()
         axes.axhspan(low, filled, color=BAND, lw=0, zorder=0)
-        for color, (name, (excess, last)) in zip(CURVES, curves.items(), strict=False):
+        for name, (excess, last) in curves.items():
+            color = COLORS[name]
             groups = in_quarter_octaves(excess)
             until = max(i for i, (*_, mean) in enumerate(groups) if mean >= filled) + 2
             curve = [(math.sqrt(first * end), max(mean, low)) for first, end, mean in groups]
-            axes.plot(*zip(*curve[:until], strict=True), color=color, label=called(name))
-            axes.vlines(last, low, filled, color=color, lw=1.2, ls=":", zorder=1)
-            beside(axes, f"after {last}", (last, filled), color, weight="bold", size=13,
-                   xytext=(6, 8))  # fmt: skip
+            axes.plot(*zip(*curve[:until], strict=True), color=color, label=called(name),
+                      marker="o", ms=6, markevery=[until - 1])  # fmt: skip
+            beside(axes, f"after {last}", curve[until - 1], color, weight="bold", size=13)
         axes.legend(loc="upper right")
         axes.annotate(f"within {filled}", (1, low), (-4, 5), ha="right", color=GREY,
                       xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
