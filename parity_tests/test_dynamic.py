@@ -72,14 +72,24 @@ def test_equals_a_loop_in_pytorch(kind, dtype):
     theirs = torch_mean_squares(model, TOKENS)
     ours = mean_squares(params, TOKENS, EVERY)
     names = [name for name, _ in model.named_parameters()]
-    agree("m", ours, from_state_dict(keys, dict(zip(names, theirs, strict=True))), 1e-10)
+    agree(
+        "dynamic evaluation, mean squares",
+        ours,
+        from_state_dict(keys, dict(zip(names, theirs, strict=True))),
+        1e-10,
+    )
 
     rate, decay, epsilon = 0.05, 0.1, 0.01
     dynamic = Dynamic(ours, rate, decay, epsilon, EVERY)
     nll = dynamic_nll(params, TOKENS, dynamic)
     static = dynamic_nll(params, TOKENS, Dynamic(ours, 0.0, every=EVERY))
     assert np.abs(nll - static)[EVERY:].max() > 0.1 and (nll[:EVERY] == static[:EVERY]).all()
-    agree("nats", nll, torch_dynamic_nll(model, TOKENS, theirs, rate, decay, epsilon), 1e-10)
+    agree(
+        "dynamic evaluation, nats",
+        nll,
+        torch_dynamic_nll(model, TOKENS, theirs, rate, decay, epsilon),
+        1e-10,
+    )
 
 
 def test_a_long_text_in_half_precision():

@@ -104,8 +104,8 @@ def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
         f"numbers, and {len(draws):,} tests of distributions.",
         "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
 Python {platform.python_version()}; {packages}; pytest: {outcome}.""",
-        "summary": table(SUMMARY, summary),
-        "quantities": table(QUANTITIES, quantities),
+        "summary": table(SUMMARY, summary, "lr"),
+        "quantities": table(QUANTITIES, quantities, "llr"),
         "draws": table(["quantity", "tests", "smallest sample", "smallest p"], samples),
     }
 
