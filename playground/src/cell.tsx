@@ -58,7 +58,7 @@ export function CellStep({ unit }: { unit: number }) {
   const { of, at: i, layers } = known;
   const { hiddenDim, cell } = of.info;
   const found = rows(layers[Math.floor(unit / hiddenDim)], unit % hiddenDim);
-  const kept = found.length > 2 ? `It keeps ${(100 * (1 - found[3].value)).toFixed(0)} % of its old value.` : "";
+  const kept = found.length > 2 ? `It keeps ${(100 * (1 - found[3].value)).toFixed(0)}% of its old value.` : "";
   return (
     <>
       <p>

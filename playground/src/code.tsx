@@ -41,13 +41,16 @@ function lines({ zeros, step, draw }: Library, reset: Reset): Line[] {
 /** The same with a reset at each step, as it is more often written: the new state is thrown away. The slider does not move it. */
 const UNNAMED: Line[] = [{ text: "for t in range(n):" }, { text: "    y, _ = gru(x)", resets: true }, { text: "    x = draw(y)" }];
 
-function Snippet({ label, of }: { label: string; of: Line[] }) {
+function Snippet({ label, caption, of }: { label: string; caption: string; of: Line[] }) {
   return (
-    <pre class="code" role="group" aria-label={label}>
-      {of.map(({ text, resets }, i) => (
-        <code key={i} class={resets ? "resets" : ""}>{`${text}\n`}</code>
-      ))}
-    </pre>
+    <>
+      <p class="small">{caption}</p>
+      <pre class="code" role="group" aria-label={label}>
+        {of.map(({ text, resets }, i) => (
+          <code key={i} class={resets ? "resets" : ""}>{`${text}\n`}</code>
+        ))}
+      </pre>
+    </>
   );
 }
 
@@ -70,14 +73,17 @@ export function Code() {
             {library.name === "PyTorch" ? "PyTorch calls the state h; None stands for zeros" : "JAX calls it the carry"}
           </p>
           <div class="pair wide">
-            <Snippet label={`${library.name}: the state is carried on`} of={lines(library, null)} />
             <div>
-              <Snippet label={`${library.name}: the state is reset in the loop`} of={lines(library, reset)} />
+              <Snippet label={`${library.name}: the state is carried on`} caption="State kept (left)" of={lines(library, null)} />
+            </div>
+            <div>
+              <Snippet
+                label={`${library.name}: the state is reset in the loop`}
+                caption={reset === null ? "State never reset (right)" : `State reset ${reset === 1 ? "at every step" : inWords(reset)} (right)`}
+                of={lines(library, reset)}
+              />
               {library.name === "PyTorch" && (
-                <>
-                  <p class="small">A reset at each step is more often written like this:</p>
-                  <Snippet label="PyTorch: the state is not kept" of={UNNAMED} />
-                </>
+                <Snippet label="PyTorch: the state is not kept" caption="A reset at every step is more often written like this:" of={UNNAMED} />
               )}
             </div>
           </div>

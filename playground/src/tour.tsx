@@ -25,6 +25,8 @@ interface Question {
   /** What the page shows when the question is asked, and when it is answered. */
   before(): void;
   look?(): void;
+  /** Whether it is about the text that is there, which is read from the top. */
+  given?: boolean;
 }
 
 /** Characters after which a text shows what it is like. */
@@ -43,14 +45,22 @@ function babbled(): boolean {
   return first === 1 && until >= BABBLE && until <= WRITTEN_LIMIT - ENOUGH;
 }
 
-/** Scroll the right one's text back, if need be, to the line in which the slider was moved. */
+/** Lines above the mark that show what the text was like before. */
+const LINES_BEFORE = 2;
+
+/** Scroll the right one's text back, if need be, to just above the line in which the slider was moved. */
 function showMark(): void {
   const mark = document.querySelector("#writers mark:last-of-type");
   const field = mark?.parentElement;
   if (!mark || !field) return;
   const height = parseFloat(getComputedStyle(field).lineHeight);
   const top = mark.getBoundingClientRect().top - field.getBoundingClientRect().top - field.clientTop + field.scrollTop;
-  field.scrollTop = Math.min(field.scrollTop, height * Math.floor(top / height));
+  field.scrollTop = Math.min(field.scrollTop, height * Math.max(0, Math.floor(top / height) - LINES_BEFORE));
+}
+
+/** Scroll both texts. */
+function scrollTexts(to: "top" | "bottom"): void {
+  for (const field of document.querySelectorAll("#writers .written")) field.scrollTop = to === "top" ? 0 : field.scrollHeight;
 }
 
 /** How much is written if all of it was written with the slider there. */
@@ -112,14 +122,15 @@ const QUESTIONS: Question[] = [
     show: () => writeWith(8),
     seen: () => writtenWith(8),
     why: () =>
-      "Each thin line is a reset. Just after it, the model knows only one character, so words break there. It never " +
-      "knows more than eight: too few to choose words that go together.",
+      "Each thin line is a reset. The letter right after it was still drawn with the old state, and is then all that " +
+      "the model knows, so words break one letter later. It never knows more than eight: too few to choose words that go together.",
   },
   {
     ask: "The right one has babbled for 150 characters. From now on, it keeps its state. When does it write English again?",
     options: ["Within a word or two", "After another 150 characters", "Never: its text is ruined"],
     right: 0,
     task: "Move the slider to “never” and press “Write”.",
+    given: true,
     before: () => {
       goTo("writers", "instant");
       writeAnew([[0, 1]], BABBLE);
@@ -157,10 +168,11 @@ const QUESTIONS: Question[] = [
     holds: () => costs() === null || mostIsKept(),
   },
   {
-    ask: "Your own network writes like the right side: each letter suits the one before, and no more. Its training went well. What is wrong?",
-    options: ["The temperature is too high", "Each step gets a new state", "Letters have wrong numbers"],
+    ask: "Your own network writes like the right side: each letter fits the one before it, but nothing fits beyond that. Its training went well. What is wrong?",
+    options: ["The temperature is too high", "Each step gets a new state", "The letters are numbered differently than in training"],
     right: 1,
     task: "Look at two loops: the first writes like the left side, the second like the right.",
+    given: true,
     before: () => {
       goTo("writers", "instant");
       writeAnew([[0, 1]], BABBLE);
@@ -169,8 +181,8 @@ const QUESTIONS: Question[] = [
     look: () => document.getElementById("code")!.scrollIntoView(),
     seen: () => (every.value === 1 && held.value ? ENOUGH : null),
     why: () =>
-      "With either of the other two, even pairs of letters would look wrong. Print the state above each call: from the " +
-      "second on, it must be neither None nor zeros.",
+      "With either of the other two, even pairs of letters would look wrong. Print the state above each call: after " +
+      "the first, it must be neither None nor zeros.",
   },
 ];
 
@@ -251,8 +263,11 @@ export function Tour() {
     card.current!.scrollTop += answer.current.getBoundingClientRect().top - head.current!.getBoundingClientRect().bottom;
   }, [seen.value]);
   useEffect(() => {
-    if (seen.value && !running.value) showMark(); // until then, the field follows the text
-  }, [seen.value, running.value]);
+    const given = QUESTIONS[number - 1]?.given;
+    if (running.value) given && scrollTexts("bottom"); // from where the fields follow the text
+    else if (seen.value) showMark();
+    else if (given) scrollTexts("top");
+  }, [number, seen.value, running.value]);
   useEffect(() => {
     if (!number) return;
     const pressed = (event: KeyboardEvent) => event.key === "Escape" && close();
@@ -292,7 +307,7 @@ export function Tour() {
         {seen.value && number === QUESTIONS.length && (
           <p>
             Go on: <button type="button" onClick={() => document.getElementById("class-title")!.scrollIntoView()}>Links for a class</button>
-            {SITE && <> or <a href={`${SITE}tutorials/gru_by_hand/`}>a GRU by hand</a></>}
+            {SITE && <span> or <a href={`${SITE}tutorials/gru_by_hand/`}>a GRU by hand</a></span>}
           </p>
         )}
       </div>

@@ -670,7 +670,10 @@ test("large type for a projector: question, answer and whole lines are in sight"
   for (const [i, wrong] of [1, 0, 2, 0, 0].entries()) { // their answers are the longest
     await tour.getByRole("heading", { name: `Question ${i + 1} of 5` }).waitFor();
     await tour.getByRole("radio").nth(wrong).click();
-    if (i === 2) await texts(page); // the babble
+    if (i === 2 || i === 4) { // the babble, from its beginning
+      await texts(page);
+      await until(page, () => [...document.querySelectorAll("#writers .written")].every((each) => each.scrollHeight > each.clientHeight && !each.scrollTop));
+    }
     if (i === 4) { // nothing gives it away, wherever the slider is
       assert.equal(await page.locator("#code").isVisible(), false);
       await move(page, "End");
@@ -688,6 +691,11 @@ test("large type for a projector: question, answer and whole lines are in sight"
       }));
       assert.deepEqual(cut, []);
     }
+    if (i === 2) await until(page, () => { // two lines of babble above the mark, and no more
+      const mark = document.querySelector("#writers mark");
+      const [field, line] = [mark.parentElement, parseFloat(getComputedStyle(mark.parentElement).lineHeight)];
+      return Math.floor((mark.getBoundingClientRect().top - field.getBoundingClientRect().top - field.clientTop) / line) === 2;
+    });
     await seen(page, ["#writers .written, #writers .controls button", "#writers .written", "#writers mark", ".curve", "#code .code"][i]);
     assert(await tour.evaluate((card) => card.scrollHeight <= card.clientHeight && card.getBoundingClientRect().bottom <= innerHeight));
     if (i < 4) await button("Next").click();

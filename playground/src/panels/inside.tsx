@@ -199,8 +199,8 @@ function Units({ units }: { units: UnitInfo[] }) {
   return (
     <fieldset class="units">
       <legend>
-        What units follow, and in brackets how closely (the correlation): near 1, the unit is high where this is true or
-        large; near −1, it is low there; near 0, it does not follow this
+        What each unit tracks, with its correlation in brackets: near 1, the unit is high where this is true or
+        large; near −1, it is low there; near 0, it does not track this
       </legend>
       {[...new Set(units.map(({ follows }) => follows))].map((follows) => (
         <div key={follows}>
@@ -233,15 +233,6 @@ export function Inside() {
       </p>
       {ready.value && (
         <>
-          <Units units={known.value} />
-          <div class="controls">
-            <NumberField
-              label={`Unit, 0 to ${numUnits.value - 1}`}
-              most={numUnits.value - 1}
-              value={chosen.value}
-              onValue={(value) => (unit.value = value)}
-            />
-          </div>
           <p class="readout" aria-live="polite">{description}</p>
           <Letters
             panel="inside"
@@ -251,6 +242,15 @@ export function Inside() {
             description={description.value}
           />
           <Legend panel="inside" low="negative" high="positive, relative to the unit's largest value" />
+          <Units units={known.value} />
+          <div class="controls">
+            <NumberField
+              label={`Unit, 0 to ${numUnits.value - 1}`}
+              most={numUnits.value - 1}
+              value={chosen.value}
+              onValue={(value) => (unit.value = value)}
+            />
+          </div>
           <details>
             <summary>One step of the cell</summary>
             <CellStep unit={chosen.value} />
