@@ -169,7 +169,7 @@ const QUESTIONS: Question[] = [
   },
   {
     ask: "Your own network writes like the right side: each letter fits the one before it, but nothing fits beyond that. Its training went well. What is wrong?",
-    options: ["The temperature is too high", "Each step starts from an empty state", "The letters are numbered differently than in training"],
+    options: ["The temperature is too high", "Each step gets a new state", "The letters are numbered differently than in training"],
     right: 1,
     task: "Look at two loops: the first writes like the left side, the second like the right.",
     given: true,
