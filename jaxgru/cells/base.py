@@ -22,6 +22,8 @@ from jax import export
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.cells.products import dot
+from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import exportable, is_array, sizes_of_fields
 from jaxgru.errors import a_type, check_one_of, shown
 
@@ -245,6 +247,10 @@ class AnyLSTM(Cell):
     W: Float[Array, "E GH"]
     b: Float[Array, "GH"]
     gates: ClassVar[str] = "fiog"
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
+        """Return x·W + b."""
+        return plus(dot(x, self.W), self.b)
 
     def zero_carry(self, batch_size: Size) -> LSTMState:
         """Return the carry before the first step: zeros for h and c, in the biases' dtype."""

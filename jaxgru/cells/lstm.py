@@ -26,8 +26,7 @@ from jaxgru.cells.base import (
 )
 from jaxgru.cells.initial_weights import initializers, lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
-from jaxgru.cells.products import dot, gradient_of
-from jaxgru.cells.promotion import plus
+from jaxgru.cells.products import gradient_of
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import UserError, shown
 
@@ -70,10 +69,6 @@ class LSTMParams(GatedCell, AnyLSTM):
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
 
-    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
-        """Return x·W + b."""
-        return plus(dot(x, self.W), self.b)
-
     def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
         return RECURRENCE, (self.U,)
 
@@ -108,10 +103,6 @@ class ProjectedLSTMParams(AnyLSTM):
 
     def hidden_sizes(self) -> str:
         return f"hidden {len(self.P)}, proj_size {self.P.shape[1]}"
-
-    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
-        """Return x·W + b."""
-        return plus(dot(x, self.W), self.b)
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
         return RECURRENCE, (self.U, self.P)

@@ -86,9 +86,10 @@ def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> An
     bounds = ({"below": 2**31} if type_ is int else {}) | field.metadata["bounds"]
     infinite = type_ is float and not math.isfinite(value)
     if infinite or not all(BOUNDS[bound](value, limit) for bound, limit in bounds.items()):
-        limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
-        wanted = " and ".join([*limits, *["finite"] * infinite])
         if type_ is int:
             wanted = f"{WORDS[int]} from {bounds['at_least']} to {bounds['below'] - 1}"
+        else:
+            limits = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
+            wanted = " and ".join([*limits, *["finite"] * infinite])
         raise ConfigError(f"{name} is {shown(value)}; it must be {wanted}.")
     return value
