@@ -115,13 +115,11 @@ def measure(run: Path, best: int) -> dict[str, Any]:
 def sample(params: lm.Params, tokenizer: Tokenizer) -> dict[str, dict[str, str]]:
     """Return two texts for each treatment of the state, as `StudyText` has them."""
     prompt, made = jnp.asarray(tokenizer.encode(PROMPT))[None], {}
-    kinds = {"greedy": (200, 0, None), "sampled": (300, state_cost.TEMPERATURE, state_cost.TOP_K)}
-    for name, (stateful, last_token_only) in state_cost.TREATMENTS.items():
-        given, made[name] = prompt[:, -1:] if last_token_only else prompt, {}
-        for kind, (length, temperature, top_k) in kinds.items():
-            options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
-            new, *_ = lm.generate(params, jax.random.key(0), given, length, **options)
-            made[name][kind] = PROMPT + tokenizer.decode(new[0])
+    kinds = {"greedy": (200, 0), "sampled": (300, state_cost.TEMPERATURE)}
+    for name, treatment in state_cost.TREATMENTS.items():
+        texts = {kind: state_cost.texts_of(params, prompt, *options, *treatment)[0]
+                 for kind, options in kinds.items()}  # fmt: skip
+        made[name] = {kind: PROMPT + tokenizer.decode(text) for kind, text in texts.items()}
     return made
 
 

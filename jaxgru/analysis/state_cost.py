@@ -201,17 +201,18 @@ def _text(params: Params, tokenizer: Tokenizer, dataset: Dataset) -> dict[str, T
     itself = _whole_words(tokenizer.decode(tokens[: NUM_PROMPTS * SAMPLED_TOKENS]))
     record = {"validation text": Text(**_words(itself, vocabulary))}
     for name, treatment in TREATMENTS.items():
-        greedy = _generate(params, prompts, GREEDY_TOKENS, 0, *treatment)
-        sampled = _generate(params, prompts, SAMPLED_TOKENS, TEMPERATURE, *treatment)
+        greedy = texts_of(params, prompts, GREEDY_TOKENS, 0, *treatment)
+        sampled = texts_of(params, prompts, SAMPLED_TOKENS, TEMPERATURE, *treatment)
         text = "\n".join(_whole_words(tokenizer.decode(row)) for row in sampled)
         record[name] = Text(**_loops(greedy), **_words(text, vocabulary))
     return record
 
 
-def _generate(
+def texts_of(
     params: Params, prompts: jax.Array, num_tokens: int, temperature: float, stateful: bool,
     last_token_only: bool,
 ) -> np.ndarray:  # fmt: skip
+    """Generate texts that continue prompts (B, P), under one of TREATMENTS."""
     top_k = min(TOP_K, len(params.head.bo)) if temperature else None
     options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
     prompts = prompts[:, -1:] if last_token_only else prompts
