@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.marks import Mask
-from jaxgru.cells.products import blocks_dot, contract, dot, matmul
+from jaxgru.cells.products import blocks_dot, contract, matmul, product
 
 
 class Layout(NamedTuple):
@@ -106,6 +106,6 @@ def plain_dot(U: Array, h: Array) -> Array:
     return matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
 
 
-IN_ROWS = Layout(-1, lambda U, h: dot(h, U))  # h (B, H), U (H, GH)
+IN_ROWS = Layout(-1, lambda U, h: product(h, U))  # h (B, H), U (H, GH)
 IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (GH, H)
 PLAIN = Layout(-1, plain_dot)  # in rows, differentiated by JAX: for forward mode

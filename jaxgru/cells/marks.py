@@ -61,6 +61,11 @@ class Marks(NamedTuple):
             state=Mask(step.state.keep, self.state.scale),
         )
 
+    def turned(self) -> Marks:
+        """Return the marks from the last step to the first."""
+        backward = lambda tree: jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim else leaf, tree)
+        return backward(self)._replace(initial=self.initial, product=self.product)
+
     def marked(self, other: Marks) -> Marks:
         """Return these masks of dropout with the resets and the padding of other marks."""
         return self._replace(reset=other.reset, initial=other.initial, real=other.real)

@@ -96,20 +96,25 @@ def dot(
     return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(*vary_alike((x, W)))
 
 
+def product(x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]) -> Array:
+    """Return `dot` without a gradient of its own: a Hessian's forward mode passes it."""
+    if W.ndim == 3:
+        return blocks_dot(x, W)
+    return contract(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype)
+
+
 @jax.custom_vjp
 def _dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
-    return _dot_forward(x, W)[0]
+    return product(x, W)
 
 
 def _dot_forward(x, W):
-    return contract(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype), (x, W)
+    return product(x, W), (x, W)
 
 
 def _dot_backward(residuals, dy):
     x, W = residuals
-    # Without a gradient of its own, the product passes forward mode, as a Hessian needs
-    multiply = dot if x.dtype != W.dtype else lambda dy, W: _dot_forward(dy, W)[0]
-    return multiply(dy, W.T), outer(x, dy, W.dtype)
+    return product(dy, W.T), outer(x, dy, W.dtype)
 
 
 _dot.defvjp(_dot_forward, _dot_backward)

@@ -52,10 +52,13 @@ def as_input(x: Any) -> Any:
     """Return the input of `unroll` or `bidirectional` as an array."""
     if isinstance(x, Lookup):
         table, ids = (as_jax("x", part) for part in x)
-        if not jnp.issubdtype(table.dtype, jnp.floating) or ids.ndim < 1:
+        whole = jnp.issubdtype(ids.dtype, jnp.integer) or ids.dtype == bool
+        has_rows = table.ndim == 2 and table.shape[0] > 0
+        if not (whole and ids.ndim and has_rows and jnp.issubdtype(table.dtype, jnp.floating)):
             raise ValueError(
                 f"x is a Lookup of {ids.dtype} {ids.shape} in {table.dtype} {table.shape}; the ids "
-                "must be (B, T), and the table floating-point."
+                "must be whole numbers (B, T), or (T,) for one sequence, and the table "
+                "floating-point (V, F) with at least one row."
             )
         return Lookup(table, ids)
     x = as_array("x", x)
@@ -181,19 +184,30 @@ def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
 
     before, after = jax.eval_shape(one_step, layer)
     wide = widest(*jax.tree.leaves(layer)) != jax.tree.leaves(before)[0].dtype
-    if wide or before != after:
+    types = lambda carry: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), carry)
+    if wide or types(before) != types(after):
         raise ValueError(contradiction)
     return H
 
 
+def strongly_typed(leaf: Array) -> Array:
+    """Return an array whose dtype is not weak, as that of `jnp.full(shape, 0.1)` is."""
+    return leaf.astype(leaf.dtype) if jax.typeof(leaf).weak_type else leaf
+
+
 def as_carry(
-    carry: Any, like: Any, one: bool = False, batch: Sequence[Size] | None = None
+    carry: Any,
+    like: Any,
+    one: bool = False,
+    batch: Sequence[Size] | None = None,
+    rows: Sequence[Size] | None = None,
 ) -> tuple:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
     Args:
       one: the carry is that of a single layer, not in a tuple.
-      batch: its batch axes, which become one; None: it has one.
+      batch: its batch axes; None: it has one.
+      rows: what they become.
     """
     carry, seen = _arrays("the carry", carry, like, one)
     batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
@@ -207,25 +221,36 @@ def as_carry(
         )
     carry = jax.tree.unflatten(jax.tree.structure(like), carry)
     for entry, like_entry in zip(carry, like, strict=True):
-        needed = widest(*jax.tree.leaves(like_entry))
-        dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(entry)}
-        for dtype in dtypes:
-            wide = jnp.issubdtype(dtype, jnp.floating) and widest(dtype, needed) == dtype
-            if not wide:
-                raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed}.")
+        dtypes = set()
+        for leaf, needed in zip(*map(jax.tree.leaves, (entry, like_entry)), strict=True):
+            dtype = jnp.result_type(leaf)
+            if jnp.issubdtype(needed.dtype, jnp.floating):
+                fits = jnp.issubdtype(dtype, jnp.floating) and widest(dtype, needed) == dtype
+                dtypes.add(dtype)
+            else:
+                fits = dtype == needed.dtype
+            if not fits:
+                raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed.dtype}.")
         if len(dtypes) > 1:
             names = " and ".join(sorted(map(str, dtypes)))
             raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
-    if len(batch) == 1:
+    if rows is None or batch == rows:
         return carry
-    return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), carry, like)
+    return jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[len(batch) :]), carry)
 
 
-def as_initial(initial: Any, like: Any, one: bool, carry: Any, batch: tuple[Size, ...]) -> tuple:
-    """Return `initial` in the form of `like`, with the batch axis.
+def as_initial(
+    initial: Any,
+    like: Any,
+    one: bool,
+    carry: Any,
+    batch: tuple[Size, ...],
+    rows: tuple[Size, ...],
+) -> tuple:
+    """Return `initial` in the form of `like`, with the axes `rows`.
 
     Args:
-      one: as for `as_carry`; likewise `batch`.
+      one: as for `as_carry`; likewise `batch` and `rows`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
     """
     initial, seen = _arrays("initial", initial, like, one)
@@ -240,11 +265,16 @@ def as_initial(initial: Any, like: Any, one: bool, carry: Any, batch: tuple[Size
         )
 
     def widened(leaf: Any, carried: Any) -> Array:
-        if not jnp.issubdtype(dtype := jnp.result_type(leaf), jnp.floating):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(carried.dtype, jnp.floating):
+            if dtype != carried.dtype:
+                raise ValueError(f"a part of initial is {dtype}; it must be {carried.dtype}.")
+        elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
-        leaf = jnp.asarray(leaf, jnp.result_type(carried))
-        leaf = leaf.reshape(carried.shape) if seen == wanted else leaf
-        return jnp.broadcast_to(leaf, carried.shape)
+        leaf, shape = jnp.asarray(leaf, jnp.result_type(carried)), carried.shape
+        if carry is None:
+            shape = *rows, *shape[1:]
+        return leaf.reshape(shape) if seen == wanted else jnp.broadcast_to(leaf, shape)
 
     initial = jax.tree.unflatten(jax.tree.structure(like), initial)
     return jax.tree.map(widened, initial, like if carry is None else carry)

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import get_opaque_trace_state
+from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
 from jaxgru.cells.base import CellParams, Recurrence
@@ -22,25 +23,53 @@ from jaxgru.cells.products import gradient_of
 
 
 class _Unknown(Exception):
-    """A product is none of a step and a matrix."""
+    """A product is none of a step and a matrix, or a step does more than to compute."""
+
+
+class _Program:
+    """A function, traced abstractly: a call computes only what its result depends on.
+
+    Attributes:
+      read: the numbers of the arguments' leaves that the result depends on.
+      closed: the traced function, with what it closes over.
+    """
+
+    def __init__(self, function: Callable, *args: Any):
+        self.closed, like = jax.make_jaxpr(function, return_shape=True)(*args)
+        self.structure = jax.tree.structure(like)
+        jaxpr, needed = self.closed.jaxpr, []
+        read = set(map(id, jaxpr.outvars))
+        for equation in reversed(jaxpr.eqns):
+            if read.intersection(map(id, equation.outvars)):
+                read.update(map(id, equation.invars))
+                needed.insert(0, equation)
+        self.read = [i for i, variable in enumerate(jaxpr.invars) if id(variable) in read]
+        self.run = jaxpr_as_fun(self.closed.replace(jaxpr=jaxpr.replace(eqns=needed)))
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the function's result; what is not read may be shapes and dtypes alone."""
+        return jax.tree.unflatten(self.structure, self.run(*jax.tree.leaves(args)))
 
 
 def derived(
-    params: CellParams, carry: Any, a: Array
+    params: CellParams, carry: Any, a: jax.ShapeDtypeStruct
 ) -> tuple[Recurrence, tuple[Array, ...]] | None:
     """Return the recurrence of a cell's step, and its weights: those of its products, then others.
 
+    No step is computed here, or in the gradient, with other values than the layer's.
+
     Args:
-      carry: the state before a step.
+      carry: the state before a step; only its shapes and dtypes matter.
       a: a step of what the cell's `inputs` returns.
 
     Returns:
       None, so that JAX's gradient is used, if the step computes weights from its state or input;
-      uses large ones without `layout.times`; multiplies within a transformation, as `jax.vmap`; or
+      uses large ones without `layout.times`; multiplies within a transformation, as `jax.vmap`;
+      closes over traced values; has effects, such as `jax.debug.print` or a check of `checkify`; or
       counts in a carry of whole numbers.
     """
     leaves, structure = jax.tree.flatten(params)
-    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
 
     def run(layout: Layout, product: Callable, leaves: list, carry: Any, a: Array) -> Any:
         of_cell = jax.tree.unflatten(structure, leaves)
@@ -63,44 +92,50 @@ def derived(
 
         return run(IN_ROWS, product, leaves, carry, a), weights, factors
 
-    args = leaves, carry, a
+    args = like, carry, a
     try:
-        read_alone = _read(lambda *args: recorded(*args, cut=True)[::2], *args)
-        read_by_weights = _read(lambda *args: recorded(*args, cut=False)[1], *args)
+        alone = _Program(lambda *args: recorded(*args, cut=True)[::2], *args)
+        weights = _Program(lambda *args: recorded(*args, cut=False)[1], *args)
     except _Unknown:
         return None
-    inner = [i for i in read_alone if i < len(leaves)]
+    inner = [i for i in alone.read if i < len(leaves)]
     is_floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    large = any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner)
-    of_state = max(read_by_weights, default=0) >= len(leaves)
-    if large or of_state or not all(map(is_floating, jax.tree.leaves(carry))):
+    if (
+        any(isinstance(value, Tracer) for value in weights.closed.consts)
+        or weights.closed.effects
+        or any(leaf >= len(leaves) for leaf in weights.read)
+        or any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner)
+        or not all(map(is_floating, jax.tree.leaves(carry)))
+    ):
         return None
-    U = recorded(*args, cut=False)[1]
+    U = weights(leaves, carry, a)
     n = len(U)
 
     def given(layout: Layout, times: Callable, others: Any, carry: Any, a: Array) -> Any:
-        """Compute a step whose i-th product is `times(i, h)`, and what entered the products."""
-        filled, factors = [jnp.zeros(*shape) for shape in shapes], []
+        """Return a step whose i-th product is `times(i, h)`, all factors and all products."""
+        filled: list[Any] = [*like]
         for i, leaf in zip(inner, others, strict=True):
-            filled[i] = leaf.reshape(shapes[i][0])
+            filled[i] = leaf.reshape(like[i].shape)
 
-        def product(_: Array, h: Array) -> Array:
-            factors.append(h)
-            return times(len(factors) - 1, h)
+        def function(leaves: list, carry: Any, a: Array) -> tuple[Any, list, list]:
+            factors, products = [], []
 
-        return run(layout, product, filled, carry, a), factors
+            def product(_: Array, h: Array) -> Array:
+                factors.append(h)
+                products.append(times(len(products), h))
+                return products[-1]
+
+            return run(layout, product, leaves, carry, a), factors, products
+
+        return _Program(function, filled, carry, a)(filled, carry, a)
 
     def step(layout, U, carry, gates):
-        y = []
-
-        def times(i: int, h: Array) -> Array:
-            y.append(layout.product(U[i], h))
-            return y[i]
-
-        return given(layout, times, U[n:], carry, *gates)[0], (*gates, y)
+        times = lambda i, h: layout.product(U[i], h)
+        carry, _, y = given(layout, times, U[n:], carry, *gates)
+        return carry, (*gates, y)
 
     def step_gradient(layout, U, d_carry, carry, after, saved):
-        others = [u.mT if len(shapes[i][0]) > 1 else u for i, u in zip(inner, U[n:], strict=True)]
+        others = [u.mT if like[i].ndim > 1 else u for i, u in zip(inner, U[n:], strict=True)]
 
         def pull_back(of: Callable) -> Callable:
             """Return the pull-back of the next carry, or of what enters a product."""
@@ -123,13 +158,3 @@ def derived(
 
     recurrence = Recurrence(1, step, step_gradient, gradients, in_rows=True)
     return recurrence, (*U, *(leaves[i] for i in inner))
-
-
-def _read(function: Callable, *args: Any) -> list[int]:
-    """Return the numbers of the arguments' leaves that a function's result depends on."""
-    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    read = set(map(id, jaxpr.outvars))
-    for equation in reversed(jaxpr.eqns):
-        if read.intersection(map(id, equation.outvars)):
-            read.update(map(id, equation.invars))
-    return [i for i, variable in enumerate(jaxpr.invars) if id(variable) in read]

@@ -64,7 +64,7 @@ class Dropout:
     rate: float | Float[Array, ""]
     site: str
     kind: str = "each_step"
-    first_row: int | Int[Array, ""] = 0
+    first_row: int | Int[Array, "*B"] = 0
     first_step: int | Int[Array, ""] = 0
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
@@ -130,9 +130,7 @@ def dropout_masks(
             )
             draw = _Draw(seeds[i], threshold, scale, (num_steps, batch_size), *rows, carry)
             by_layer[i] = by_layer[i]._replace(**KINDS[one.kind](draw, one.site, units))
-    if not reverse:
-        return by_layer
-    return jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim > 2 else leaf, by_layer)
+    return [marks.turned() for marks in by_layer] if reverse else by_layer
 
 
 def _check(dropout: Dropout) -> None:
@@ -153,7 +151,7 @@ class _Draw(NamedTuple):
     scale: Any
     shape: tuple[Size, Size]  # T, B
     first_step: UInt32[Array, ""]
-    first_row: UInt32[Array, ""]
+    first_row: UInt32[Array, "*B"]
     carry: Any
 
     def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
@@ -183,13 +181,18 @@ def _variational(draw: _Draw, site: str, units: int) -> dict[str, Any]:
 
 
 def _zoneout(draw: _Draw, site: str, units: int) -> dict[str, Any]:
-    """Return which units of a carry are updated; without a key, the share of the new values."""
+    """Return which units of a carry are updated; without a key, the share of the new values.
+
+    Whole numbers, such as counts, always are.
+    """
     parts, structure = jax.tree.flatten(draw.carry)
     T, scale = draw.shape[0], draw.scale
     updates = []
     for i, part in enumerate(parts):
         shape = T, *part.shape
-        if draw.seed is None:
+        if not jnp.issubdtype(part.dtype, jnp.floating):
+            update = jnp.ones(shape, bool)
+        elif draw.seed is None:
             update = jnp.broadcast_to(jnp.asarray(1 / scale, part.dtype), shape)
         else:
             update = draw.keep(math.prod(part.shape[1:]), i).reshape(shape)
@@ -204,6 +207,15 @@ def _field(site: str) -> str:
 
 
 KINDS = {"each_step": _each_step, "variational": _variational, "zoneout": _zoneout}
+
+
+def in_rows(dropout: Dropouts, rows: UInt32[Array, "B"] | None) -> Dropouts:
+    """Return the dropout of a batch that has these rows of another one; None: all of them."""
+    if rows is None:
+        return dropout
+    beyond = rows - jnp.arange(len(rows), dtype=rows.dtype)
+    first_row = lambda one: _whole("first_row", one.first_row) + beyond
+    return [one.replace(first_row=first_row(one)) for one in each(dropout)]
 
 
 def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
@@ -287,7 +299,7 @@ def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     return threshold, 1 / (1 - threshold / 2**16) if rate else None
 
 
-def _whole(name: str, value: Any) -> UInt32[Array, ""]:
+def _whole(name: str, value: Any) -> UInt32[Array, "*B"]:
     """Return the number of a row or a step in 32 bits."""
     if isinstance(value, Tracer):
         return value.astype(jnp.uint32)
@@ -298,7 +310,7 @@ def _random_16_bits(
     seed: UInt32[Array, "2"],
     shape: tuple[Size, Size, int],
     first_step: UInt32[Array, ""],
-    first_row: UInt32[Array, ""],
+    first_row: UInt32[Array, "*B"],
 ) -> UInt32[Array, "T B H"]:
     """Draw uniformly from 0 … 2¹⁶ − 1, four numbers per Threefry block (Salmon et al., SC 2011).
 
@@ -309,6 +321,7 @@ def _random_16_bits(
     T, B, H = shape
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
+    first_row = jax.lax.broadcast_in_dim(first_row, t.shape, [1][: first_row.ndim])
     t, b = t + first_step, b + first_row
     words = threefry2x32_p.bind(*seed, t, b * blocks + i)  # no two counters are alike
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]

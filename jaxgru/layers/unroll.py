@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru.cells import CellParams
 from jaxgru.cells.base import AnyArray, Size, check_flags
 from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, looked_up, of_steps
+from jaxgru.cells.products import Lookup, of_steps
 from jaxgru.errors import check_one_of, check_whole
 from jaxgru.layers.arguments import (
     as_array,
@@ -31,11 +31,14 @@ from jaxgru.layers.arguments import (
     check_stack,
     in_reading_order,
     real_steps,
+    strongly_typed,
 )
-from jaxgru.layers.dropout import Dropouts, dropout_masks, in_two_directions, seeded
+from jaxgru.layers.dropout import Dropouts, dropout_masks, in_rows, in_two_directions, seeded
 from jaxgru.layers.implementations import (
     IMPLEMENTATIONS,
     forward_mode_explained,
+    on_mesh,
+    over_batch_axes,
     plus_input,
     run_in_segments,
     run_stack,
@@ -127,7 +130,8 @@ class _Sequences(NamedTuple):
     """The input of `unroll` or `bidirectional`, time-major, with one batch axis.
 
     reset, real: (T, B), as in `Marks`. mask: real, if it was given as `mask`. batch: the batch axes
-    that x had. axis: where it had its steps, before the batch axes or after them.
+    that x had. axis: where it had its steps, before the batch axes or after them. rows: what stands
+    for them inside: one axis B or, on a mesh, all of them.
     """
 
     x: Any  # an array or a `Lookup`
@@ -136,16 +140,16 @@ class _Sequences(NamedTuple):
     mask: Array | None
     batch: tuple[Size, ...]
     axis: int
+    rows: tuple[Size, ...]
 
     def left(self, tree: Any) -> Any:
         """Return outputs (T, B, …) with the axes that the input had."""
-        if self.axis:
-            tree = jax.tree.map(lambda h: jnp.swapaxes(h, 0, 1), tree)
-        return self.of_rows(tree, 0 if self.axis else 1)
+        tree = self.of_rows(tree, 1)
+        return jax.tree.map(lambda h: jnp.moveaxis(h, 0, self.axis), tree) if self.axis else tree
 
     def of_rows(self, tree: Any, axis: int) -> Any:
         """Return what has the axis B, with the batch axes of the input in its place."""
-        if len(self.batch) == 1:
+        if self.rows == self.batch:
             return tree
         split = lambda h: h.reshape(*h.shape[:axis], *self.batch, *h.shape[axis + 1 :])
         return jax.tree.map(split, tree)
@@ -174,31 +178,37 @@ def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Se
         mask = as_flags("mask", mask, shape)
     real = mask if lengths is None else real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
-        x = jnp.where(real[..., None], looked_up(x), 0)
+        x = of_steps(lambda a: jnp.where(_of_rank(real, a.ndim), a, jnp.zeros_like(a)), x)
     if reset is not None and lengths is not None:
         reset = reset & real
-    rows = (T, math.prod(batch)) if axis == 0 else (math.prod(batch), T)
+    # To merge axes that are sharded would bring all rows to each device
+    rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
 
     def enter(a: Any) -> Any:
-        a = a if len(batch) == 1 else a.reshape(*rows, *a.shape[len(shape) :])
-        return jnp.swapaxes(a, 0, 1) if axis else a
+        a = jnp.moveaxis(a, axis, 0) if axis else a
+        return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
 
-    if axis or len(batch) != 1:
+    if axis or rows != batch:
         x, (reset, real) = of_steps(enter, x), jax.tree.map(enter, (reset, real))
-    return _Sequences(x, reset, real, None if mask is None else real, batch, axis)
+    return _Sequences(x, reset, real, None if mask is None else real, batch, axis, rows)
+
+
+def _of_rank(flags: AnyArray, rank: int) -> Array:
+    """Return flags with axes of size 1 after theirs."""
+    return jnp.expand_dims(flags, [*range(flags.ndim, rank)])
 
 
 def _start(
     stack: Sequence[CellParams], one: bool, given: _Sequences, carry: Any, initial: Any
 ) -> tuple[Any, Any]:
     """Return the carry before the first step, and `initial`, with an entry per layer."""
-    like = carry_like(stack, given.x.shape[1])
+    like = carry_like(stack, math.prod(given.batch))
     if carry is not None:
-        carry = as_carry(carry, like, one, given.batch)
+        carry = as_carry(carry, like, one, given.batch, given.rows)
     if initial is not None:
-        initial = as_initial(initial, like, one, carry, given.batch)
+        initial = as_initial(initial, like, one, carry, given.batch, given.rows)
     if carry is None:
-        carry = initial_carry(stack, given.x.shape[1]) if initial is None else initial
+        carry = initial_carry(stack, given.rows) if initial is None else initial
     return carry, initial
 
 
@@ -223,18 +233,19 @@ def _run(
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
     check_one_of("the implementation", options.implementation, IMPLEMENTATIONS)
     *of_stack, remat = options
-    T, B = given.x.shape[:2]
+    T, rows = given.x.shape[0], given.rows
     if remat and is_symbolic_dim(T):
         raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
 
-    def run(stack: Any, given: Any, carry: Any, initial: Any, dropout: Dropouts) -> tuple:
+    def run(given: Any, carry: Any, initial: Any, row: Any, stack: Any, dropout: Dropouts) -> tuple:
         x, reset, real, mask = given
+        B, dropout = x.shape[1], in_rows(dropout, row)
         if reverse:
             reset = None if reset is None else in_reading_order(reset, mask)
-            backward = lambda a: a[::-1]
-            x, (reset, real) = of_steps(backward, x), jax.tree.map(backward, (reset, real))
+            x = of_steps(lambda a: a[::-1], x)
         of_layer = initial if initial and reset is not None else [None] * len(stack)
         marks = [Marks(reset, start, real) for start in of_layer]
+        marks = [m.turned() for m in marks] if reverse else marks
         if remat:
             seeds = seeded(dropout, stack)
             y, carry, carries = run_in_segments(*of_stack, reverse, stack, x, carry, marks, seeds)
@@ -242,20 +253,21 @@ def _run(
             masks = dropout_masks(stack, dropout, B, T, reverse)
             marks = [masked.marked(m) for masked, m in zip(masks, marks, strict=True)]
             y, carry, carries = run_stack(*of_stack, stack, x, carry, marks)
-        y = y if real is None else jnp.where(real[..., None], y, 0)
         if reverse:
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
-        return y, carry, carries
+        return y if real is None else jnp.where(real[..., None], y, 0), carry, carries
 
-    dtype, x = jax.tree.leaves(carry_like(stack, B))[0].dtype, given.x
+    dtype, x = jax.tree.leaves(carry_like(stack, 1))[0].dtype, given.x
     if isinstance(x, Lookup):
         x = Lookup(jnp.asarray(x.table, dtype), jnp.asarray(x.ids))
     else:
         x = jnp.asarray(x, dtype)
-    run = sharded_by_xla(run, x, (0, 1, None), (1,), (0, 1))
+    row = None if len(rows) == 1 else jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
+    axes = tuple(range(1, 1 + len(rows)))
+    run = sharded_by_xla(over_batch_axes(run, x, rows), x, (0, *axes, None), axes, (0, *axes))
     with forward_mode_explained():
         inputs = x, given.reset, given.real, given.mask
-        y, carry, carries = run(stack, inputs, carry, initial, dropout)
+        y, carry, carries = run(inputs, carry, initial, row, stack, dropout)
     return (y, carry, carries) if options.return_carries else (y, carry)
 
 
@@ -415,6 +427,7 @@ def initial_carry(
             check_whole("batch_size", size, least=0)
     stack, one = as_stack("layers", layers)
     carry = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
+    carry = jax.tree.map(strongly_typed, carry)
     if len(batch) != 1:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
     return carry[0] if one else carry
