@@ -12,7 +12,6 @@ has the matrix products and `initial_weights.py` the distributions of new weight
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.products import dot
 from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import exportable, is_array, sizes_of_fields
+from jaxgru.cells.pytrees import exportable, is_array, options_of, sizes_of_fields
 from jaxgru.errors import a_type, check_one_of, shown
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
@@ -46,13 +45,6 @@ def check_flags(**flags: Any) -> None:
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 """What a layer's `activation` can name."""
-
-
-def check_functions(activation: Any, clip: Any) -> None:
-    """Raise ValueError unless they are one of ACTIVATIONS, and None or a positive number."""
-    check_one_of("activation", activation, ACTIVATIONS)
-    if clip is not None and not (isinstance(clip, int | float) and 0 < clip < float("inf")):
-        raise ValueError(f"clip is {shown(clip)}; it must be None or a positive number.")
 
 
 def clipped(a: Array, clip: float | None) -> Array:
@@ -147,12 +139,8 @@ class Cell:
         U: Any = getattr(self, "U", None)
         blocks = [f"num_blocks {len(U)}"] if getattr(U, "ndim", 0) == 3 else []
         dtypes = sorted({str(leaf.dtype) for leaf in leaves})
-        this: Any = self
-        static = {f.name: f.default for f in fields(this) if f.metadata.get("static")}
-        parts = [f"in {known[0]}", self.hidden_sizes(), *blocks, *dtypes]
-        for name, default in static.items():
-            if (value := getattr(self, name)) != default:
-                parts.append(f"{name}={value!r}")
+        options = [f"{name}={value!r}" for name, value in options_of(self).items()]
+        parts = [f"in {known[0]}", self.hidden_sizes(), *blocks, *dtypes, *options]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def hidden_sizes(self) -> str:
@@ -161,18 +149,28 @@ class Cell:
         return f"hidden {H}"
 
 
-class GatedCell(Cell):
-    """What the GRUs and the LSTM share: options of their functions, and a gradient without them."""
+class Activated(Cell):
+    """What cells share whose functions have options."""
 
     activation: str
     clip: float | None
+
+    def __post_init__(self) -> None:
+        check_one_of("activation", self.activation, ACTIVATIONS)
+        if (clip := self.clip) is not None:
+            if not (isinstance(clip, int | float) and 0 < clip < float("inf")):
+                raise ValueError(f"clip is {shown(clip)}; it must be None or a positive number.")
+
+
+class GatedCell(Activated):
+    """What the GRUs and the LSTM share: these options, and a gradient without any."""
 
     def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
         """Return the recurrence, whose gradient is that with tanh and no clip, and its weights."""
         raise NotImplementedError
 
     def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]] | None:
-        return self.equations() if (self.activation, self.clip) == ("tanh", None) else None
+        return None if options_of(self) else self.equations()
 
     def step(self, layout: Any, carry: Any, a: Array) -> Any:
         (recurrence, U), functions = self.equations(), (ACTIVATIONS[self.activation], self.clip)

@@ -16,7 +16,6 @@ from jaxgru.cells.base import (
     Recurrence,
     StateWeights,
     check_flags,
-    check_functions,
     clipped,
     register,
     sizes_of_gates,
@@ -167,7 +166,6 @@ def init_gru(
         which and what would be right.
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
-    check_functions(activation, clip)
     options: dict[str, Any] = dict(
         init=init,
         kernel_init=kernel_init,

@@ -19,7 +19,6 @@ from jaxgru.cells.base import (
     Recurrence,
     StateWeights,
     check_flags,
-    check_functions,
     clipped,
     register,
     sizes_of_gates,
@@ -152,7 +151,6 @@ def init_lstm(
         which and what would be right.
     """
     check_flags(layer_norm=layer_norm)
-    check_functions(activation, clip)
     if (activation, clip) != ("tanh", None) and (layer_norm or proj_size is not None):
         raise UserError(
             "with layer_norm or proj_size, activation must be 'tanh' and clip None; they are "

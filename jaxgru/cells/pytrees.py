@@ -48,6 +48,17 @@ def struct(cls: type[T]) -> type[T]:
     return cls
 
 
+def options_of(layer: Any) -> dict[str, Any]:
+    """Return a struct's static fields that are not at their defaults, such as an activation.
+
+    They change what is computed. So each gradient, format and conversion says which of them it can
+    express, and any other is refused.
+    """
+    static = [field for field in fields(layer) if field.metadata.get("static")]
+    values = [(field, getattr(layer, field.name)) for field in static]
+    return {field.name: value for field, value in values if value != field.default}
+
+
 def is_array(leaf: Any) -> bool:
     """Return whether a leaf has a shape and a dtype."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

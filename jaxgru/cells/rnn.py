@@ -13,9 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.base import (
     ACTIVATIONS,
-    Cell,
+    Activated,
     Hidden,
-    check_functions,
     clipped,
     register,
     sizes_of_gates,
@@ -29,7 +28,7 @@ from jaxgru.cells.pytrees import struct
 
 @register
 @struct
-class RNNParams(Cell):
+class RNNParams(Activated):
     """A vanilla RNN layer: W for the input, U for the state, b the bias.
 
         h' = tanh(x·W + h·U + b)
@@ -42,7 +41,7 @@ class RNNParams(Cell):
     W: Float[Array, "E H"]
     U: Float[Array, "H H"]
     b: Float[Array, "H"]
-    activation: str = field(default="tanh", metadata={"static": True})
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     name: ClassVar[str] = "rnn"
     options: ClassVar[frozenset[str]] = frozenset({"activation"})
@@ -99,7 +98,6 @@ def init_rnn(
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
     """
-    check_functions(activation, clip)
     W, U, b = initializers(
         in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
     )

@@ -21,6 +21,7 @@ from jaxgru.cells import CellParams, GRUParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
+from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type, shown
 from jaxgru.layers.arguments import as_array, is_pair
 from jaxgru.layers.unroll import bidirectional, unroll
@@ -191,22 +192,25 @@ def initial_carry(layers: Any, batch_size: Any) -> Any:
 # --- Checks
 
 
-def found(layer: Any, known: Mapping[type, T], theirs: str) -> T:
-    """Return what is known for the class of a layer, or raise: `theirs` is what a library has.
+def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *options: str) -> T:
+    """Return what a library has for the class of a layer.
 
-    Of these libraries, none clips within a layer.
+    Args:
+      theirs: says what the library has.
+      options: those of a layer's options that the library has, too.
+
+    Raises:
+      InteropError: it has none, or not with the options of this layer.
     """
-    if type(layer) not in known:
+    if type(layer) not in counterparts:
         raise InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
-    if getattr(layer, "clip", None) is not None:
-        raise InteropError("a layer with clip cannot be converted, except to ONNX.")
-    return known[type(layer)]
-
-
-def check_tanh(layer: Any, theirs: str) -> None:
-    """Raise InteropError if a layer has an activation that a library's layer lacks."""
-    if (activation := getattr(layer, "activation", "tanh")) != "tanh":
-        raise InteropError(f"the layer's activation is {activation}; {theirs} has tanh alone.")
+    for name, value in options_of(layer).items():
+        if name not in options:
+            raise InteropError(
+                f"{a_type(layer)} with {name}={value!r} cannot be converted: {theirs}, and none of "
+                "them has this option."
+            )
+    return counterparts[type(layer)]
 
 
 def check_options(what: str, module: Any, **known: Sequence[Any]) -> None:

@@ -171,9 +171,8 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
       InteropError: the layer is neither a GRU nor an LSTM; a GRU's `reset_gate` is "after"; or the
         `activation` is "relu".
     """
-    known = "only an LSTM and a GRU whose reset gate acts before the product are"
-    order = common.found(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, known)
-    common.check_tanh(layer, "dm-haiku")
+    has = "dm-haiku has an LSTM, and a GRU whose reset gate acts before the product"
+    order = common.counterpart(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
     if not isinstance(layer, LSTMParams):
         return dict(zip(("w_i", "w_h", "b"), common.sides(layer, order, old_z=False), strict=True))
     layer = dataclasses.replace(layer, b=_forget_bias(layer.b, -1))

@@ -150,8 +150,7 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """
     cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
-    make, order = common.found(layer, cells, has)
-    common.check_tanh(layer, f"an equinox.nn.{make.__name__}")
+    make, order = common.counterpart(layer, cells, has)
     (E, H), dtype = sizes(layer), layer.b.dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
     W, U, b = common.sides(layer, order)

@@ -254,9 +254,9 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     Raises:
       InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
     """
-    return flax_rnn.to_parts(
-        layer, common.found(layer, {p.cls: p for p in CELLS.values()}, flax_rnn.HAS)
-    )
+    parts = {p.cls: p for p in CELLS.values()}
+    parts = common.counterpart(layer, parts, flax_rnn.HAS, "activation")
+    return flax_rnn.to_parts(layer, parts)
 
 
 def _layer_of(cell: Any) -> CellParams:

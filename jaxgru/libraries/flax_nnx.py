@@ -215,7 +215,7 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
         not zeros, or not known, as under `jit`.
     """
     cells = {GRUParams: nnx.GRUCell, LSTMParams: lstm, RNNParams: nnx.SimpleCell}
-    make = common.found(layer, cells, flax_rnn.HAS)
+    make = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
     if isinstance(layer, GRUParams):
         common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
         if jnp.any(layer.cn != 0):

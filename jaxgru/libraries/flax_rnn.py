@@ -28,6 +28,7 @@ from jaxgru.cells import (
     sizes,
 )  # fmt: skip
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type
 from jaxgru.layers.arguments import as_array, as_flags, in_reading_order, real_steps
 from jaxgru.layers.stack import ResidualStack
@@ -36,13 +37,17 @@ from jaxgru.libraries import InteropError, check_shapes, common
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
-    arrays = _arrays(layer)
-    if state.keys() != arrays.keys():
-        raise InteropError(
-            f"the state of {a_type(layer)} contains {', '.join(sorted(state))}; it must contain "
-            f"{', '.join(arrays)}."
+    arrays, options = _arrays(layer), options_of(layer)
+    seen = {name: value for name, value in state.items() if name not in arrays}
+    if state.keys() != {*arrays, *options} or seen != options:
+        word = lambda names, options: ", ".join(
+            [*names, *(f"{name}={value!r}" for name, value in options.items())]
         )
-    return dataclasses.replace(layer, **from_state_dict(arrays, state))
+        raise InteropError(
+            f"the state of {a_type(layer)} contains {word(sorted({*state} - {*seen}), seen)}; it "
+            f"must contain {word(arrays, options)}."
+        )
+    return dataclasses.replace(layer, **from_state_dict(arrays, {n: state[n] for n in arrays}))
 
 
 def _arrays(layer: Any) -> dict[str, Any]:
@@ -51,11 +56,14 @@ def _arrays(layer: Any) -> dict[str, Any]:
     return {f.name: getattr(layer, f.name) for f in fields if not f.metadata.get("static")}
 
 
+def _to_state_dict(layer: Any) -> dict[str, Any]:
+    """Return the arrays, and options that are not at their defaults: see `options_of`."""
+    return to_state_dict(_arrays(layer)) | options_of(layer)
+
+
 # Once this or another module of Flax's is imported
 for _params in (ResidualStack, ResetBeforeGRUParams, *CELLS.values()):
-    register_serialization_state(
-        _params, lambda layer: to_state_dict(_arrays(layer)), _from_state_dict, override=True
-    )
+    register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
 
 
 def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
@@ -72,9 +80,7 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     if dataclasses.is_dataclass(layers):
         optional = [f.name for f in dataclasses.fields(layers) if f.default is None]
         present = [name for name in optional if getattr(layers, name) is not None]
-        static = [f for f in dataclasses.fields(layers) if f.metadata.get("static")]
-        values = [(getattr(layers, f.name), f.default) for f in static]
-        present += [str(value) for value, default in values if value != default]
+        present += map(str, options_of(layers).values())
         above = (*above, "_".join([type(layers).__name__, *present]))
     parts, _ = tree_flatten_with_path(layers, is_leaf=lambda x: x is not layers and x is not None)
     return tuple(path for k, part in parts for path in names(part, *above, keystr(k, simple=True)))

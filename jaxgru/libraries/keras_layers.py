@@ -160,7 +160,8 @@ def _made(p: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
         LSTMParams: (keras.layers.LSTM, "ifgo"),
         RNNParams: (keras.layers.SimpleRNN, "h"),
     }
-    make, order = common.found(p, kinds, "Keras has a GRU, an LSTM and a SimpleRNN")
+    has = "Keras has a GRU, an LSTM and a SimpleRNN"
+    make, order = common.counterpart(p, kinds, has, "activation")
     (E, H), dtype = sizes(p), str(p.b.dtype)
     common.check_dtype("the layer's weights", dtype)
     if isinstance(p, GRUParams):

@@ -39,6 +39,7 @@ from jaxgru.cells import (
 )  # fmt: skip
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
+from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type, check_one_of, needs
 from jaxgru.layers.arguments import as_initial, carry_like, check_stack
 from jaxgru.layers.over_time import advance
@@ -108,7 +109,9 @@ def to_onnx(
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
     check_stack([*zip(ahead, back, strict=True)] if back else ahead, features, all(residual))
     if initial is not None:
-        initial = as_initial(initial, carry_like(ahead, 1), isinstance(layers, Cell), None, (1,))
+        initial = as_initial(
+            initial, carry_like(ahead, 1), isinstance(layers, Cell), None, (1,), (1,)
+        )
     graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
     graph.output("y", *axes, H * (2 if back else 1))
     x = graph.input("x", *axes, features)
@@ -184,19 +187,19 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
                 f"{a_type(p)} cannot be converted; a layer is what init_gru returns."
             )
     for i, (p, q) in enumerate(zip(ahead, back or (), strict=False)):
-        of_both = lambda p: (type(p), sizes(p), getattr(p, "clip", None))
+        of_both = lambda p: (type(p), sizes(p), options_of(p) | {"activation": ""})
         if of_both(p) != of_both(q):
             raise InteropError(
-                f"the two directions of layer {i} must be of one kind, size and clip."
+                f"the two directions of layer {i} must be of one kind and size, with the same "
+                "options except the activation."
             )
 
 
 def has_operator(p: CellParams) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
-    known_fields = {"W", "U", "b", "c", "cn", "activation", "clip"}  # others: another cell
-    plain = {*vars(p)} <= known_fields
-    known = type(p) in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams)
-    return known and plain and p.U.ndim == 2
+    if type(p) not in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams):
+        return False
+    return p.U.ndim == 2 and options_of(p).keys() <= {"activation", "clip"}
 
 
 def _carry_parts(p: CellParams) -> dict[str, tuple[int, ...]]:

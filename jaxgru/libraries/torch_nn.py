@@ -226,9 +226,8 @@ def _array(weight: Any) -> np.ndarray:
 def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
     """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
-    weights = common.stacked(p, common.found(p, ORDERS, has))
-    if not isinstance(p, RNNParams):
-        common.check_tanh(p, f"a torch.nn.{p.name.upper()}")
+    options = ("activation",) if isinstance(p, RNNParams) else ()
+    weights = common.stacked(p, common.counterpart(p, ORDERS, has, *options))
     if isinstance(p, ProjectedLSTMParams):
         return *weights, np.array(np.asarray(p.P).T, order="C")
     return weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 
@@ -31,7 +32,17 @@ from flax import nnx
 from random_models import same_bits
 
 import jaxgru
-from jaxgru.libraries import dm_haiku, equinox_nn, flax_linen, flax_nnx, torch_nn
+from jaxgru.cells import pytrees
+from jaxgru.libraries import (
+    InteropError,
+    common,
+    dm_haiku,
+    equinox_nn,
+    flax_linen,
+    flax_nnx,
+    onnx,
+    torch_nn,
+)
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 import keras  # noqa: E402
@@ -366,7 +377,7 @@ GRU, AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
         (dm_haiku.to_haiku, AFTER, "a GRU whose reset gate acts before the product"),
         (flax_nnx.to_nnx, [AFTER], "a list cannot be converted: Flax has"),
         (equinox_nn.to_equinox, RNN, "an RNNParams cannot be converted: Equinox has an LSTMCell"),
-        (dm_haiku.to_haiku, RNN, "an RNNParams cannot be converted: only an LSTM and a GRU wh"),
+        (dm_haiku.to_haiku, RNN, "an RNNParams cannot be converted: dm-haiku has an LSTM, an"),
         (keras_layers.to_keras, {}, "a dict cannot be converted: Keras has"),
         (jax.jit(torch_nn.to_torch), AFTER, "a PyTorch module needs the values of the weights"),
         (jax.jit(keras_layers.to_keras), AFTER, "a Keras layer needs the values of the weights"),
@@ -379,3 +390,37 @@ GRU, AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
 def test_what_the_other_library_lacks(convert, weights, says):
     with unchecked(), pytest.raises(ValueError, match=says):
         convert(weights)
+
+
+THERE_AND_BACK = {
+    torch_nn.to_torch: torch_nn.from_torch,
+    keras_layers.to_keras: keras_layers.from_keras,
+    flax_nnx.to_nnx: flax_nnx.from_nnx,
+    equinox_nn.to_equinox: equinox_nn.from_equinox,
+    dm_haiku.to_haiku: dm_haiku.from_haiku,
+    onnx.to_onnx: onnx.from_onnx,
+}
+
+
+@pytest.mark.parametrize("convert", THERE_AND_BACK)
+@pytest.mark.parametrize("kind", ["gru", "gru after", "lstm", "rnn"])
+def test_an_option_arrives_or_is_refused_by_name(convert, kind, monkeypatch):
+    """Also one that a bridge has never heard of."""
+    plain = layer(kind)
+    if kind == "gru after":
+        plain = plain.replace(cn=jnp.zeros_like(plain.cn))
+    with contextlib.suppress(InteropError):
+        convert(plain)  # the library has such a cell
+        for option in (dict(activation="relu"), dict(clip=0.5)):
+            try:
+                back = THERE_AND_BACK[convert](convert(plain.replace(**option)))
+            except InteropError as error:
+                assert "with {}={!r} cannot".format(*option.popitem()) in str(error)
+            else:
+                back = back[0] if isinstance(back, tuple) else back
+                assert pytrees.options_of(getattr(back, "layer", back)) == option
+        if convert is not onnx.to_onnx:  # it writes any other cell's equations
+            monkeypatch.setattr(common, "options_of", lambda p: {"peepholes": True})
+            with pytest.raises(InteropError) as refused:
+                convert(plain)
+            assert "with peepholes=True cannot" in str(refused.value)

@@ -141,7 +141,7 @@ def of_shapes(**shapes):
         (drawn(gru, X, H[:2]), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
         (drawn(lambda: hk.LSTM(6), X, H), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
         (drawn(gru, None, H), "input_sequence is a NoneType; it must be an array"),
-        (lambda: to_haiku(layer("lstm, relu")), "activation is relu; dm-haiku has tanh alone"),
+        (lambda: to_haiku(layer("lstm, relu")), "LSTMParams with activation='relu' cannot be"),
         (of_shapes(b=12, w_i=(5, 12)), "the tensor w_h is missing"),
         (of_shapes(w_i=(5, 12), w_h=(4, 9), b=12), r"w_h has shape \(4, 9\); it must be \(4, 12\)"),
         (of_shapes(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),

@@ -86,7 +86,7 @@ X, cell = np.ones((3, 5, 4), np.float32), equinox_cell("GRUCell")
         (lambda: unroll(cell, X, jnp.zeros(6)), r"the state has shape \(6,\); it must"),
         (lambda: unroll(equinox_cell("LSTMCell"), X, jnp.zeros((3, 6))), "state must be a pair of"),
         (lambda: unroll(cell, X[0].astype(int)), "x is int64 .*; it must be floating-point"),
-        (lambda: to_equinox(layer("lstm, relu")), "relu; an equinox.nn.LSTMCell has tanh alone"),
+        (lambda: to_equinox(layer("lstm, relu")), "LSTMParams with activation='relu' cannot be"),
         (lambda: unroll(cell, X[0, 0]), r"xs has shape \(4,\); it must have steps"),
     ],
 )

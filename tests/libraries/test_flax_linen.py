@@ -241,6 +241,11 @@ def test_flax_serialization(kind):
     assert same_bits(serialization.from_bytes(carry, serialization.to_bytes(carry)), carry)
     state = serialization.to_state_dict(stack)
     assert same_bits(serialization.from_state_dict(other, state), stack)
+    relu = [p.replace(activation="relu", clip=2.0) for p in stack]
+    assert same_bits(serialization.from_bytes(relu, serialization.to_bytes(relu)), relu)
+    for target, saved in ((stack, relu), (relu, stack)):
+        with pytest.raises(InteropError, match="activation='relu', clip=2.0"):
+            serialization.from_bytes(target, serialization.to_bytes(saved))
     del state["0"][next(iter(state["0"]))]
     with pytest.raises(InteropError, match="; it must contain cn|; it must contain W"):
         serialization.from_state_dict(other, state)

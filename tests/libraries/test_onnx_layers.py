@@ -121,7 +121,7 @@ class TestOut:
             (
                 [[GRU], [layer("rnn")]],
                 {},
-                "directions of layer 0 must be of one kind, size and clip",
+                "directions of layer 0 must be of one kind and size, with the same opt",
             ),
             ([GRU], {"backward": [GRU, GRU]}, "there are 1 forward and 2 backward layers"),
             ([GRU, GRU6], {"backward": [GRU, GRU6]}, "has 12 features per step; layer 1 takes 6"),

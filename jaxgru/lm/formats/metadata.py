@@ -113,7 +113,7 @@ def checked(
     where: str, leaves: Mapping[str, Any], like: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """Return a model's tensors. Raises InteropError unless they are float32 and of these shapes."""
-    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+    tensors = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
             raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
