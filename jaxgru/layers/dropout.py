@@ -322,7 +322,7 @@ def _random_16_bits(
     blocks = -(-H // 4)
     t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
     first_row = jax.lax.broadcast_in_dim(first_row, t.shape, [1][: first_row.ndim])
-    t, b = t + first_step, b + first_row
+    t, b = t + first_step + 0 * first_row, b + first_row  # under `vmap`, both with the same axes
     words = threefry2x32_p.bind(*seed, t, b * blocks + i)  # no two counters are alike
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]

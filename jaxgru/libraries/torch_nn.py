@@ -80,8 +80,10 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
 def to_torch(
     layers: CellParams | Sequence[CellParams],
     backward: CellParams | Sequence[CellParams] | None = None,
+    *,
+    batch_first: bool = False,
 ) -> Any:
-    """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`, whose input is time-major.
+    """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`.
 
     The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
     second biases become b_hh, zero where there are none. `from_torch` returns the same layers, bit
@@ -91,6 +93,7 @@ def to_torch(
       layers: one layer, or the layers of the module, or of its forward direction; or, as from
         `from_torch`, the pair of both directions.
       backward: the layers of the backward direction; None: the module has one direction.
+      batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
     Raises:
       InteropError: PyTorch is not installed, or has no such layer; there is no layer; a GRU's
@@ -114,7 +117,9 @@ def to_torch(
     }
     first = layers[0]
     E, H = sizes(first)
-    options: dict[str, Any] = dict(num_layers=len(layers) // D, bidirectional=D == 2)
+    options: dict[str, Any] = dict(
+        num_layers=len(layers) // D, bidirectional=D == 2, batch_first=batch_first
+    )
     if isinstance(first, ProjectedLSTMParams):
         H, options["proj_size"] = len(first.P), H
     if isinstance(first, RNNParams):

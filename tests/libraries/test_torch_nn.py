@@ -161,7 +161,14 @@ def test_there_and_back_bit_for_bit(kind, E, H, L, two, double):
 def test_options_that_change_no_weight():
     plain = module("lstm", 3, 4, 2)
     other = module("lstm", 3, 4, 2, batch_first=True, dropout=0.5)
-    assert same_bits(from_torch(plain), from_torch(other))
+    layers = from_torch(other)
+    assert same_bits(from_torch(plain), layers)
+    x = torch.randn(3, 5, 3, dtype=torch.float64)
+    with jax.enable_x64(True), torch.no_grad():
+        y, (h, _) = to_torch(layers, batch_first=True)(x)
+        ours, carry = unroll(layers, x.numpy())
+        np.testing.assert_allclose(y, ours, rtol=1e-12)
+        np.testing.assert_allclose(h[1], carry[1].h, rtol=1e-12)
 
 
 def test_nothing_is_shared():

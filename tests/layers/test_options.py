@@ -1,0 +1,285 @@
+"""Any cell with any options of `unroll`, drawn together, against a loop over layers and steps."""
+
+import random
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against import randomized
+from jaxtyping import Array
+from random_models import INIT
+
+import jaxgru
+from jaxgru import cells
+from jaxgru.cells.layout import PLAIN
+from jaxgru.cells.marks import hidden, with_hidden
+from jaxgru.layers import implementations
+from jaxgru.layers.dropout import dropout_masks
+
+H = 4  # the size of the input, too, so that any layer can be the first and a stack residual
+SAMPLES, MORE = 80, 3000
+
+
+@cells.struct
+class Counting(cells.Cell):
+    """A cell of one's own: a scalar weight, a part of the carry that is (B,), a whole number."""
+
+    W: Array
+    U: Array
+    s: Array
+    sizes = lambda self: (H, H)
+    inputs = lambda self, x: x @ self.W
+
+    def zero_carry(self, batch_size):
+        zeros = partial(jnp.zeros, dtype=self.W.dtype)
+        return zeros((batch_size, H)), zeros(batch_size), jnp.zeros((batch_size, 1), jnp.int32)
+
+    def step(self, layout, carry, a):
+        h, mean, count = carry
+        odd = jnp.where(count % 2 == 1, self.s, 1).astype(a.dtype)
+        h = jnp.tanh(a + odd * layout.times(self.U, h) + mean[:, None])
+        return h, 0.5 * mean + h.mean(-1), count + 1
+
+
+@cells.struct
+class Chained(cells.Cell):
+    """A cell of one's own, with a product of a product, and weights that are computed."""
+
+    W: Array
+    U: Array
+    V: Array
+    sizes = lambda self: (H, H)
+    inputs = lambda self, x: x @ self.W
+
+    def zero_carry(self, batch_size):
+        return jnp.zeros((batch_size, H), self.W.dtype)
+
+    def step(self, layout, h, a):
+        y = layout.times(self.U / jnp.linalg.norm(self.U, axis=0), h)
+        return 0.3 * h + jnp.tanh(a + layout.product(self.V, jnp.sin(y)))
+
+
+def own(cls, *shapes):
+    return lambda key, E, H, dtype: cls(*(jnp.zeros(shape, dtype) for shape in shapes))
+
+
+KINDS = INIT | {
+    "counting": own(Counting, (H, H), (H, H), ()),
+    "chained": own(Chained, (H, H), (H, H), (H, H)),
+    "gru, relu, clip": partial(jaxgru.init_gru, activation="relu", clip=1.0),
+    "lstm, clip": partial(jaxgru.init_lstm, clip=1.0),
+}
+
+
+def options_of(number):
+    """The options of a sample."""
+    r = random.Random(number)
+    maybe = lambda value: r.choice([None, value])
+    kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
+    sites = ["input", "state", "between", "output"]
+    kinds = ["each_step"] if kind in ("min_gru", "mlp") else ["each_step", "variational"]
+    site = r.choice(sites)
+    dropout = site, r.choice(kinds + ["zoneout", "zoneout, mean"] * (site == "state"))
+    return dict(
+        kind=kind,
+        L=r.choice([1, 2]),
+        T=r.choice([1, 5, 6]),
+        batch=batch,
+        dtype=r.choice(["float64", "float64", "float32"]),
+        rows_at_once=r.choice([1, 4, 512]),
+        padding=r.choice([None, "lengths", "mask"]),
+        reset=maybe("reset"),
+        carry=maybe("carry"),
+        initial=r.choice([None, "rows", "all alike"]),
+        dropout=maybe(dropout),
+        rows_of_table=r.choice([None, None, 1, 5, 40]),
+        residual=r.random() < 0.3,
+        static=dict(
+            reverse=r.random() < 0.5,
+            time_major=r.random() < 0.5,
+            return_carries=r.random() < 0.5,
+            remat=r.random() < 0.4,
+            implementation=r.choice(["auto", "scan", "autodiff", "wavefront"]),
+        ),
+    )
+
+
+def gradients(function, arguments):
+    """The outputs, and the gradients of a scalar in which each has its own weights."""
+
+    def scalar(arguments):
+        outputs = function(*arguments)
+        leaves = [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.floating)]
+        terms = [
+            jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=y.dtype) + i).reshape(y.shape))
+            for i, y in enumerate(leaves)
+        ]
+        return sum(terms), outputs
+
+    return jax.jit(jax.grad(scalar, has_aux=True, allow_int=True))(arguments)
+
+
+def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
+    """The definition: for each layer, for each real step of one row (T, F), the cell.
+
+    A carry has an axis B of 1. Returns h of every step, the last carries, and those of every step.
+    """
+    T, carries, ends = len(x), [], []
+    chosen = lambda flag, new, old: jax.tree.map(partial(jnp.where, flag), new, old)
+    episodes = jnp.cumsum(resets)
+    for i, (layer, c, start, mask) in enumerate(zip(layers, carry, initial, masks, strict=True)):
+        h, every = [None] * T, [None] * T
+        layout = PLAIN._replace(drop=lambda h, mask=mask: mask["product"](h))
+        read = episodes[-1]  # the episode of the step that was read last, or of the part after x
+        for t in reversed(range(T)) if reverse else range(T):
+            at_start = real[t] & (read != episodes[t]) if reverse else resets[t]
+            old = chosen(at_start, start, c)
+            x_t = mask["input"](x[t], t)[None]
+            new = cells.cell(layer, old, x_t, layout)
+            new = with_hidden(new, mask["state"](hidden(new), t))
+            new = mask["update"](new, old, t)
+            c, read = chosen(real[t], new, old), jnp.where(real[t], episodes[t], read)
+            h[t], every[t] = jnp.where(real[t], mask["output"](hidden(c)[0], t), 0), c
+            h[t] = h[t] + x[t] if residual and i else h[t]
+        x, ends = h, [*ends, c]
+        carries.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *every))
+    y = jnp.where(real[:, None], jnp.stack(x), 0)
+    return y, tuple(ends), tuple(carries)
+
+
+def mask_of(marks, b):
+    """The masks of one layer for row b, as functions."""
+
+    def times(mask):
+        if mask.keep is None:
+            return lambda h, t: h
+        return lambda h, t: jnp.where(mask.keep[t, b], h * mask.scale, 0)
+
+    def product(h):
+        if marks.product.keep is None:
+            return h
+        keep = marks.product.keep[b].reshape((1,) * (h.ndim - 1) + (-1,))
+        return jnp.where(keep, h * marks.product.scale, 0)
+
+    def update(new, old, t):
+        if marks.update is None:
+            return new
+        share = jax.tree.map(lambda u: u[t, b][None], marks.update)
+        mix = lambda u, new, old: (
+            jnp.where(u, new, old) if u.dtype == bool else u * new + (1 - u) * old
+        )
+        return jax.tree.map(mix, share, new, old)
+
+    return dict(
+        input=times(marks.input), state=times(marks.state), output=times(marks.output),
+        product=product, update=update,
+    )  # fmt: skip
+
+
+def check(number, monkeypatch):
+    o = options_of(number)
+    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", o["rows_at_once"])
+    monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
+    implementations.run_stack.clear_cache()
+    implementations.run_in_segments.clear_cache()
+    rng, static = np.random.default_rng(number), o["static"]
+    batch, T, L, reverse = o["batch"], o["T"], o["L"], static["reverse"]
+    B = int(np.prod(batch))
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), o["dtype"])
+    make = lambda: [KINDS[o["kind"]](jax.random.key(0), H, H, dtype=o["dtype"])] * L
+    layers = randomized(jax.eval_shape(make), number)
+
+    table = None if o["rows_of_table"] is None else normal(o["rows_of_table"], H)
+    ids = rng.integers(0, o["rows_of_table"] or 1, (B, T))
+    x = normal(B, T, H) if table is None else table
+    rows_of = lambda x: x if table is None else x[ids]
+
+    like = jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
+    number_of = lambda leaf: (
+        normal(*leaf.shape)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        else jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
+    )
+    zeros = jaxgru.initial_carry(layers, B)
+    initial = zeros if o["initial"] is None else jax.tree.map(number_of, like)
+    if o["initial"] == "all alike":
+        initial = jax.tree.map(lambda leaf: leaf[0], initial)
+    carry = None if o["carry"] is None else jax.tree.map(number_of, like)
+
+    resets = rng.random((B, T)) < 0.4 if o["reset"] else np.zeros((B, T), bool)
+    real, marks = np.ones((B, T), bool), {}
+    if o["padding"] == "lengths":
+        marks["lengths"] = rng.integers(0, T + 1, B)
+        real = np.arange(T) < marks["lengths"][:, None]
+    elif o["padding"] == "mask":
+        marks["mask"] = real = rng.random((B, T)) < 0.6
+    if o["reset"]:
+        marks["reset"] = resets
+        resets = resets & real if o["padding"] == "lengths" else resets
+    masks = [cells.marks.NO_MARKS] * L
+    if o["dropout"]:
+        site, kind = o["dropout"]
+        key = None if kind == "zoneout, mean" else jax.random.key(number)
+        marks["dropout"] = jaxgru.Dropout(key, 0.4, site, kind.split(",")[0])
+        masks = dropout_masks(layers, marks["dropout"], B, T)
+
+    def in_batch(a, axis=0):
+        """With the batch axes, and the steps before them or behind; of a carry, without steps."""
+        a = jnp.reshape(a, (*batch, *a.shape[1:]))
+        return jnp.moveaxis(a, len(batch), 0) if axis and static["time_major"] else a
+
+    def unrolled(layers, x, carry, initial):
+        stack = jaxgru.ResidualStack(tuple(layers)) if o["residual"] else layers
+        x = in_batch(x, 1) if table is None else cells.Lookup(x, in_batch(jnp.asarray(ids), 1))
+        shaped = {
+            name: in_batch(value, name != "lengths") if name != "dropout" else value
+            for name, value in marks.items()
+        }
+        if o["initial"] is not None:
+            alike = o["initial"] == "all alike"
+            shaped["initial"] = initial if alike else jax.tree.map(in_batch, initial)
+        carry = None if carry is None else jax.tree.map(in_batch, carry)
+        return jaxgru.unroll(stack, x, carry, **static, **shaped)
+
+    def by_rows(layers, x, carry, initial):
+        x = rows_of(x)
+        if o["initial"] == "all alike":
+            initial = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (B, *leaf.shape)), initial)
+        carry = initial if carry is None else carry
+
+        def of_row(b):
+            row = lambda tree: jax.tree.map(lambda leaf: leaf[b][None], tree)
+            states, flags = map(row, (carry, initial)), (jnp.asarray(a)[b] for a in (resets, real))
+            each = [mask_of(m, b) for m in masks]
+            return one_row(reverse, o["residual"], layers, x[b], *states, *flags, each)
+
+        y, *states = jax.vmap(of_row)(jnp.arange(B))
+        without = lambda tree, axis: jax.tree.map(lambda leaf: leaf.squeeze(axis), tree)
+        ends, carries = map(without, states, (1, 2))
+        time = lambda leaf: in_batch(leaf, 1)
+        outputs = time(y), jax.tree.map(in_batch, ends)
+        return (*outputs, jax.tree.map(time, carries)) if static["return_carries"] else outputs
+
+    arguments = layers, x, carry, initial
+    seen, expected = gradients(unrolled, arguments), gradients(by_rows, arguments)
+    if o["initial"] is None:  # it is not an argument then
+        seen, expected = ((of[:3], outputs) for (*of, _), outputs in (seen, expected))
+    floats = lambda tree: [
+        np.asarray(a) for a in jax.tree.leaves(tree) if a.dtype != jax.dtypes.float0
+    ]
+    # float64 differs by the order of sums of at most 5 steps; ReLU and c can grow beyond 1
+    tolerance = 1e-9 if o["dtype"] == "float64" else 2e-4
+    chex.assert_trees_all_close(floats(seen), floats(expected), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [*range(SAMPLES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(SAMPLES, MORE))],
+)
+def test_any_options_together(number, monkeypatch):
+    """Outputs, carries, and the gradients of layers, input or table, carry and `initial`."""
+    with jax.enable_x64(True):
+        check(number, monkeypatch)
