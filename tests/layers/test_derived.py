@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.nn import sigmoid
 from jaxtyping import Array
 
@@ -52,6 +53,11 @@ def twice(p, layout, h, a):
     """U directly, too; V of what U returned."""
     y = layout.times(p.U, h) + h @ p.U
     return jnp.tanh(a + y * jnp.diag(p.V) + layout.product(p.V, jnp.sin(y)))
+
+
+def effect(p, layout, h, a):
+    jax.debug.callback(lambda h: None, h)
+    return jnp.tanh(a + layout.times(p.U, h))
 
 
 CELLS = {  # a step, and whether its gradient is derived
@@ -110,6 +116,7 @@ CELLS = {  # a step, and whether its gradient is derived
         False,
     ),
     "cond": (of_step(cond), False),
+    "an effect": (of_step(effect), False),
 }
 
 
@@ -162,3 +169,73 @@ def test_sums_of_half_precision_are_wide(narrow):
         for name in ("scan", "autodiff")
     )
     assert np.linalg.norm(seen - expected) < 0.02 * np.linalg.norm(expected)
+
+
+def small(step, base=Plain):
+    """A cell of two units, with a scalar weight, in place of V."""
+    normal = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+    return of_step(step, base)(normal(0, E, 2), normal(1, 2, 2), jnp.ones(()), normal(2, 2))
+
+
+X = jnp.ones((2, 5, E)) + jnp.arange(5)[:, None]
+
+
+def test_a_step_that_closes_over_a_traced_value():
+    def loss(scale, implementation):
+        step = lambda p, layout, h, a: jnp.tanh(a + scale * p.V * layout.times(p.U, h))
+        return jaxgru.unroll(small(step), X, implementation=implementation)[0].sum()
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    np.testing.assert_allclose(gradient(0.5, "auto"), gradient(0.5, "autodiff"), rtol=1e-5)
+
+
+def test_no_step_runs_with_other_weights():
+    """Zeros in place of U would be divided by their norm, zeros in place of x have no logarithm."""
+
+    def step(p, layout, h, a):
+        weights = p.U / jnp.linalg.norm(p.U, axis=0)
+        return jnp.tanh(a + layout.times(weights, h) + layout.times(p.U / p.V, jnp.log(2 + h)))
+
+    run = lambda p: jaxgru.unroll(p, X)[0].sum()
+    checked = checkify.checkify(jax.jit(jax.grad(run)), errors=checkify.float_checks)
+    error, _ = checked(small(step))
+    assert error.get() is None
+    with jax.debug_nans(True), jax.disable_jit():
+        run(small(step))
+
+
+def test_a_hessian_passes_a_product_of_more_axes():
+    def step(p, layout, h, a):
+        return jnp.tanh(a + layout.product(p.U, h.reshape(-1, 1, 2)).reshape(h.shape))
+
+    loss = lambda p, name: jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
+    seen, expected = (jax.hessian(loss)(small(step), name).U.U for name in ("scan", "autodiff"))
+    np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_carry_of_weak_type_and_whole_numbers():
+    """It goes in where it came out, also of `step`; zoneout's mean leaves a count alone."""
+
+    class Start(Plain):
+        def zero_carry(self, batch_size):
+            return jnp.full((batch_size, 2), 0.1), jnp.zeros((batch_size, 1), int)
+
+    def step(p, layout, carry, a):
+        h, count = carry
+        return jnp.tanh(a + layout.times(p.U, h) * count), count + 1
+
+    p, T = small(step, Start), X.shape[1]
+    start = p.zero_carry(2)
+    y, carry = jaxgru.unroll(p, X, jaxgru.unroll(p, X, start)[1])
+    assert carry[1].tolist() == [[2 * T]] * 2 and not jaxgru.initial_carry(p, 2)[0].weak_type
+    np.testing.assert_allclose(
+        y[:, 0], jaxgru.step(p, X[:, 0], jaxgru.unroll(p, X)[1])[0], rtol=1e-6
+    )
+    mean = jaxgru.Dropout(None, 0.5, "state", "zoneout")
+    initial = jax.tree.map(lambda leaf: leaf[0] + 1, start)
+    reset = jnp.zeros((2, T), bool).at[0, 1].set(True)
+    _, (_, count) = jaxgru.unroll(p, X, dropout=mean, reset=reset, initial=initial)
+    assert count.tolist() == [[T], [T + 1]]
+    for argument, of in (("carry", start), ("initial", initial)):
+        with pytest.raises(ValueError, match="float32; .*int32"):
+            jaxgru.unroll(p, X, **{argument: (of[0], jnp.zeros_like(of[1], float))})
