@@ -32,7 +32,7 @@ from random_models import by_gate  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.cli.command import COMMANDS  # noqa: E402
-from jaxgru.layers import implementations  # noqa: E402
+from jaxgru.layers import unroll  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
 from jaxgru.lm.model import Params  # noqa: E402
 
@@ -219,8 +219,8 @@ def forget_traces() -> Iterator[Callable[[], None]]:
     """
 
     def forget() -> None:
-        implementations.run_stack.clear_cache()
-        implementations.run_in_segments.clear_cache()
+        for door in (unroll._unroll, unroll._step, unroll._bidirectional):
+            door.clear_cache()
 
     forget()
     yield forget

@@ -7,7 +7,7 @@ batch need: shapes and dtypes, with an entry per layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -70,12 +70,20 @@ def as_input(x: Any) -> Any:
     return x
 
 
-def check_order(layers: Sequence[CellParams], one: bool, x: Any, carry: Any) -> None:
+def as_arrays(name: str, tree: Any) -> Any:
+    """Return a state with arrays for its leaves."""
+    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(partial(as_array, name), tree)
+
+
+def check_order(layers: Any, x: Any, carry: Any) -> None:
     """Raise ValueError if x and the carry are interchanged.
 
     Shapes cannot tell if the carry is one array and the input is as wide as the state.
     """
     sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
+    layers, one, _ = as_stack(layers)
     takes = (layers[0].sizes() or (None,))[:1]
     if getattr(carry, "shape", ())[-1:] != takes or getattr(x, "shape", ())[-1:] == takes:
         return
@@ -90,31 +98,40 @@ def is_pair(layers: Any) -> bool:
     return pair and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
 
 
-def as_stack(name: str, layers: Any) -> tuple[tuple[CellParams, ...], bool]:
-    """Return the layers as a tuple, and whether a single layer was given."""
+def as_stack(layers: Any) -> tuple[tuple[CellParams, ...], bool, bool]:
+    """Return the layers as a tuple; and whether it was a single layer, or a residual stack."""
+    is_residual = isinstance(layers, ResidualStack)
+    layers = layers.layers if is_residual else layers
+    is_single = not isinstance(layers, Sequence)
+    return (layers,) if is_single else tuple(layers), is_single, is_residual
+
+
+def as_layers(name: str, layers: Any) -> Any:
+    """Return the layers, with arrays for weights."""
     if is_pair(layers):
         raise ValueError(
             f"{name} is a pair, with the layers of two directions, as of a bidirectional module; "
             "call jaxgru.bidirectional(*pair, x)."
         )
-    layers = layers.layers if isinstance(layers, ResidualStack) else layers
-    one = not isinstance(layers, Sequence)
-    stack = (layers,) if one else tuple(layers)
+    stack, is_single, _ = as_stack(layers)
     if not stack:
         raise ValueError(f"{name} contains no layers; it must contain at least one.")
     for layer in stack:
         if not isinstance(layer, Cell):
             raise ValueError(
-                f"{name} {'is' if one else 'contains'} {a_type(layer)}; it must be one layer, as "
-                "from init_gru, or a list of these; jaxgru.libraries runs or converts the modules "
-                "of other libraries."
+                f"{name} {'is' if is_single else 'contains'} {a_type(layer)}; it must be one "
+                "layer, as from init_gru, or a list of these; jaxgru.libraries runs or converts "
+                "the modules of other libraries."
             )
-    for leaf in jax.tree.leaves(stack):
+    leaves = jax.tree.leaves(layers)
+    for leaf in leaves:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             seen = a_type(leaf) if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
-    return jax.tree.map(partial(as_jax, f"a weight in {name}"), stack), one
+    if all(isinstance(leaf, jax.Array) for leaf in leaves):
+        return layers
+    return jax.tree.map(partial(as_jax, f"a weight in {name}"), layers)
 
 
 def check_stack(layers: Sequence[Any], features: int, residual: bool = False) -> None:
@@ -127,7 +144,7 @@ def check_stack(layers: Sequence[Any], features: int, residual: bool = False) ->
     """
     for i, layer in enumerate(layers):
         sides = layer if isinstance(layer, tuple) else (layer,)
-        units = sum(_units(*_shapes(side), features, i) for side in sides)
+        units = sum(_units(side, features, i) for side in sides)
         if residual and i and units != features:
             raise ValueError(
                 f"layer {i} of a residual stack takes {features} features and gives {units}; the "
@@ -146,29 +163,11 @@ def check_features(features: int, takes: int, i: int = 0) -> None:
 
 def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
     """Return the shapes and dtypes of the carry that the layers and the batch need."""
-    make = _carry_like if isinstance(batch_size, int) else _carry_like.__wrapped__
-    return make(*_shapes(tuple(layers)), batch_size)
-
-
-def _shapes(tree: Any) -> tuple:
-    """Return a tree's structure, shapes and dtypes: a cache key, as tracing takes 0.5 ms."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _of_shapes(structure: Any, shapes: tuple) -> Any:
-    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
-
-
-@lru_cache(maxsize=1024)
-def _carry_like(structure: Any, shapes: tuple, batch_size: Size) -> tuple:
-    layers = _of_shapes(structure, shapes)
     return tuple(jax.eval_shape(lambda p: p.zero_carry(batch_size), layer) for layer in layers)
 
 
-@lru_cache(maxsize=1024)
-def _units(structure: Any, shapes: tuple, features: int, i: int) -> int:
-    layer = _of_shapes(structure, shapes)
+def _units(layer: CellParams, features: int, i: int) -> int:
+    """Return the number of units of layer i, whose input has so many features."""
     contradiction = (
         f"the parameters of layer {i} do not fit together, or not to an input of {features} "
         f"features: {described(layer)}."
@@ -320,13 +319,8 @@ def is_known(array: AnyArray) -> bool:
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
 
 
-def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
-    """Return True where a step is not padding.
-
-    Args:
-      shape: of the result: (B, T), (T, B), or (T,) for one sequence.
-      axis: that of T.
-    """
+def as_lengths(lengths: Any, shape: tuple[Size, ...], axis: int) -> AnyArray:
+    """Return the number of steps of each row as an array; for the rest, see `real_steps`."""
     lengths = as_array("lengths", lengths)
     T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
@@ -340,6 +334,17 @@ def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, 
             raise ValueError(
                 f"lengths range from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
             )
+    return lengths
+
+
+def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
+    """Return True where a step is not padding.
+
+    Args:
+      shape: of the result: (B, T), (T, B), or (T,) for one sequence.
+      axis: that of T.
+    """
+    lengths, T = as_lengths(lengths, shape, axis), shape[axis]
     steps = jnp.arange(T, dtype=widest(jnp.int32, lengths))
     lengths = jnp.expand_dims(jnp.asarray(lengths, steps.dtype), axis)
     return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < lengths

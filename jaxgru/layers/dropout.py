@@ -102,6 +102,23 @@ def each(dropout: Dropouts) -> list[Dropout]:
     return found
 
 
+def checked(dropout: Dropouts) -> list[Dropout] | None:
+    """Return dropouts as `jit` takes them, and check the values that are known."""
+    if dropout is None:
+        return None
+    several = each(dropout)
+    for one in several:
+        _threshold_and_scale(one.rate)
+        _check(one)
+    return [_in_32_bits(one) for one in several]
+
+
+def _in_32_bits(dropout: Dropout) -> Dropout:
+    """Return the dropout with its first row and step in 32 bits."""
+    places = {name: _whole(name, getattr(dropout, name)) for name in ("first_row", "first_step")}
+    return dropout.replace(**places)
+
+
 def dropout_masks(
     layers: Sequence[CellParams],
     dropout: Dropouts,
@@ -226,12 +243,8 @@ def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
 
 
 def seeded(dropout: Dropouts, layers: Sequence[CellParams]) -> list[Dropout]:
-    """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds.
-
-    Their first row and step are in 32 bits, so that `jit` can take them.
-    """
-    places = lambda one: {n: _whole(n, getattr(one, n)) for n in ("first_row", "first_step")}
-    return [one.replace(key=_seeds(one, layers), **places(one)) for one in each(dropout)]
+    """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds."""
+    return [_in_32_bits(one).replace(key=_seeds(one, layers)) for one in each(dropout)]
 
 
 def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import jax
@@ -196,8 +195,6 @@ def forward_mode_explained() -> Iterator[None]:
         ) from None
 
 
-# Called outside of `jit`, this is one program, which is compiled once; within, it changes nothing
-@partial(jax.jit, static_argnums=(0, 1, 2))
 def run_stack(
     implementation: str,
     return_carries: bool,
@@ -234,7 +231,6 @@ def plus_input(h: Float[Array, "*n H"], x: Float[Array, "*n H"]) -> Float[Array,
     return h + x.astype(h.dtype)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def run_in_segments(
     implementation: str,
     return_carries: bool,

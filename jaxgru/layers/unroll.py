@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +22,13 @@ from jaxgru.cells.products import Lookup, of_steps
 from jaxgru.errors import check_one_of, check_whole
 from jaxgru.layers.arguments import (
     as_array,
+    as_arrays,
     as_carry,
     as_flags,
     as_initial,
     as_input,
+    as_layers,
+    as_lengths,
     as_stack,
     carry_like,
     check_order,
@@ -33,7 +37,14 @@ from jaxgru.layers.arguments import (
     real_steps,
     strongly_typed,
 )
-from jaxgru.layers.dropout import Dropouts, dropout_masks, in_rows, in_two_directions, seeded
+from jaxgru.layers.dropout import (
+    Dropouts,
+    checked,
+    dropout_masks,
+    in_rows,
+    in_two_directions,
+    seeded,
+)
 from jaxgru.layers.implementations import (
     IMPLEMENTATIONS,
     forward_mode_explained,
@@ -44,7 +55,6 @@ from jaxgru.layers.implementations import (
     run_stack,
     sharded_by_xla,
 )
-from jaxgru.layers.stack import ResidualStack
 
 
 def unroll(
@@ -114,16 +124,92 @@ def unroll(
         it); the implementation or the dropout is unknown; or the cell cannot apply the dropout.
       TypeError: forward mode needs the implementation "autodiff".
     """
-    stack, one = as_stack("layers", layers)
-    check_flags(reverse=reverse, return_carries=return_carries, remat=remat)
-    check_order(stack, one, x, carry)
-    given = _enter(x, time_major, reset, lengths, mask)
-    residual = isinstance(layers, ResidualStack)
-    check_stack(stack, given.x.shape[-1], residual)
-    start = _start(stack, one, given, carry, initial)
-    options = _Options(implementation, return_carries, residual, remat)
-    y, *carries = _run(options, stack, given, *start, dropout, reverse)
-    return (given.left(y), *given.of_carries(carries, one))
+    layers = as_layers("layers", layers)
+    check_flags(reverse=reverse)
+    check_order(layers, x, carry)
+    options = _options(implementation, time_major, return_carries, remat)
+    arguments = _arguments(options, x, carry, reset, lengths, mask, initial, dropout)
+    with forward_mode_explained():
+        return _unroll(options, reverse, layers, *arguments)
+
+
+class _Options(NamedTuple):
+    """How layers are computed; see `unroll`."""
+
+    implementation: str
+    time_major: bool
+    return_carries: bool
+    remat: bool
+
+
+def _options(
+    implementation: str, time_major: bool = True, return_carries: bool = False, remat: bool = False
+) -> _Options:
+    """Return checked options."""
+    check_flags(time_major=time_major, return_carries=return_carries, remat=remat)
+    check_one_of("the implementation", implementation, IMPLEMENTATIONS)
+    return _Options(implementation, time_major, return_carries, remat)
+
+
+def _arguments(
+    options: _Options,
+    x: Any,
+    carry: Any,
+    reset: Any,
+    lengths: Any,
+    mask: Any,
+    initial: Any,
+    dropout: Any,
+) -> tuple[Any, ...]:
+    """Return what `jit` takes of the arguments, arrays, and check the values of flags and lengths.
+
+    All else is checked while it traces.
+    """
+    x = as_input(x)
+    shape = x.shape[:-1]
+    axis = 0 if options.time_major else len(shape) - 1
+    if lengths is not None and mask is not None:
+        raise ValueError("both lengths and a mask are given; give one of them.")
+    if reset is not None:
+        reset = as_flags("reset", reset, shape)
+    if mask is not None:
+        mask = as_flags("mask", mask, shape)
+    if lengths is not None:
+        lengths = as_lengths(lengths, shape, axis)
+    carry, initial = as_arrays("the carry", carry), as_arrays("initial", initial)
+    return x, carry, reset, lengths, mask, initial, checked(dropout)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _unroll(
+    options: _Options,
+    reverse: bool,
+    layers: Any,
+    x: Any,
+    carry: Any,
+    reset: Any,
+    lengths: Any,
+    mask: Any,
+    initial: Any,
+    dropout: Dropouts,
+) -> tuple[Any, ...]:
+    """Compute `unroll`: one program."""
+    stack, is_single, is_residual = as_stack(layers)
+    given = _enter(x, options.time_major, reset, lengths, mask)
+    check_stack(stack, given.x.shape[-1], is_residual)
+    start = _start(stack, is_single, given, carry, initial)
+    y, *carries = _run(options, is_residual, stack, given, *start, dropout, reverse)
+    return (given.left(y), *given.of_carries(carries, is_single))
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(
+    options: _Options, layers: Any, x: Any, carry: Any, reset: Any, *others: Any
+) -> tuple[Any, ...]:
+    """Compute `step`: one program."""
+    reset = None if reset is None else reset[None]
+    y, carry = _unroll(options, False, layers, x[None], carry, reset, *others)
+    return y[0], carry
 
 
 class _Sequences(NamedTuple):
@@ -162,20 +248,12 @@ class _Sequences(NamedTuple):
 
 
 def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Sequences:
-    """Check the input, and what marks its steps; see `unroll`."""
-    check_flags(time_major=time_major)
-    x = as_input(x)
+    """Return the input, and what marks its steps; see `unroll`."""
     shape = x.shape[:-1]
     axis = 0 if time_major else len(shape) - 1
     batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
     if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
-    if lengths is not None and mask is not None:
-        raise ValueError("both lengths and a mask are given; give one of them.")
-    if reset is not None:
-        reset = as_flags("reset", reset, shape)
-    if mask is not None:
-        mask = as_flags("mask", mask, shape)
     real = mask if lengths is None else real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
         x = of_steps(lambda a: jnp.where(_of_rank(real, a.ndim), a, jnp.zeros_like(a)), x)
@@ -212,17 +290,9 @@ def _start(
     return carry, initial
 
 
-class _Options(NamedTuple):
-    """How layers are computed; see `unroll`."""
-
-    implementation: str
-    return_carries: bool
-    residual: bool
-    remat: bool
-
-
 def _run(
     options: _Options,
+    is_residual: bool,
     stack: Sequence[CellParams],
     given: _Sequences,
     carry: Sequence[Any],
@@ -231,8 +301,7 @@ def _run(
     reverse: bool,
 ) -> tuple[Any, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
-    check_one_of("the implementation", options.implementation, IMPLEMENTATIONS)
-    *of_stack, remat = options
+    of_stack, remat = (options.implementation, options.return_carries, is_residual), options.remat
     T, rows = given.x.shape[0], given.rows
     if remat and is_symbolic_dim(T):
         raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
@@ -265,9 +334,8 @@ def _run(
     row = None if len(rows) == 1 else jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
     axes = tuple(range(1, 1 + len(rows)))
     run = sharded_by_xla(over_batch_axes(run, x, rows), x, (0, *axes, None), axes, (0, *axes))
-    with forward_mode_explained():
-        inputs = x, given.reset, given.real, given.mask
-        y, carry, carries = run(inputs, carry, initial, row, stack, dropout)
+    inputs = x, given.reset, given.real, given.mask
+    y, carry, carries = run(inputs, carry, initial, row, stack, dropout)
     return (y, carry, carries) if options.return_carries else (y, carry)
 
 
@@ -312,19 +380,38 @@ def bidirectional(
         only one is residual; or `carry` or `initial` is not a pair.
       TypeError: as `unroll`.
     """
-    (ahead, one), (back, one_back) = as_stack("forward", forward), as_stack("backward", backward)
+    layers = as_layers("forward", forward), as_layers("backward", backward)
+    options = _options(implementation, time_major, return_carries, remat)
+    arguments = _arguments(options, x, carry, reset, lengths, mask, initial, dropout)
+    with forward_mode_explained():
+        return _bidirectional(options, *layers, *arguments)
+
+
+@partial(jax.jit, static_argnums=0)
+def _bidirectional(
+    options: _Options,
+    forward: Any,
+    backward: Any,
+    x: Any,
+    carry: Any,
+    reset: Any,
+    lengths: Any,
+    mask: Any,
+    initial: Any,
+    dropout: Dropouts,
+) -> tuple[Any, ...]:
+    """Compute `bidirectional`: one program."""
+    (ahead, one, residual), (back, *others) = as_stack(forward), as_stack(backward)
     stacks, L = (ahead, back), len(ahead)
     if L != len(back):
         raise ValueError(
             f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
-    residual = isinstance(forward, ResidualStack)
-    if residual != isinstance(backward, ResidualStack):
+    if residual != others[1]:
         raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
-    if one != one_back:
+    if one != others[0]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
-    check_flags(return_carries=return_carries, remat=remat)
-    given = _enter(x, time_major, reset, lengths, mask)
+    given = _enter(x, options.time_major, reset, lengths, mask)
     check_stack(list(zip(*stacks, strict=True)), given.x.shape[-1], residual)
     carries, initials = _pair(carry, "carry"), _pair(initial, "initial")
     starts = [
@@ -332,21 +419,20 @@ def bidirectional(
         for stack, *parts in zip(stacks, carries, initials, strict=True)
     ]
     dropouts = in_two_directions(dropout, L)
-    options = _Options(implementation, return_carries, False, remat)
     below, results = given, []  # of each layer, in each direction
     for i in range(L):
         results.append([])
         for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
             first = of_reset and of_reset[i : i + 1]
             layer = stack[i : i + 1], below, start[i : i + 1], first
-            results[i].append(_run(options, *layer, dropouts[d][i], bool(d)))
+            results[i].append(_run(options, False, *layer, dropouts[d][i], bool(d)))
         sides = jnp.concatenate([y for y, *_ in results[i]], axis=-1)
         y = plus_input(sides, below.x) if residual and i else sides
         below = below._replace(x=y)
     # Of each direction, for each layer: the last carry and, with return_carries, those of each step
     ends = [
         given.of_carries(
-            [tuple(r[d][k][0] for r in results) for k in range(1, 2 + return_carries)], one
+            [tuple(r[d][k][0] for r in results) for k in range(1, 2 + options.return_carries)], one
         )
         for d in (0, 1)
     ]
@@ -392,19 +478,19 @@ def step(
     """
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
-    check_order(*as_stack("layers", layers), x, carry)
+    layers = as_layers("layers", layers)
+    check_order(layers, x, carry)
     x = as_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
         )
-    flags = None if reset is None else as_flags("reset", reset, x.shape[:-1])[None]
-    options: dict[str, Any] = dict(
-        reset=flags, initial=initial, time_major=True, implementation=implementation
-    )
-    y, carry = unroll(layers, x[None], carry, **options)
-    return y[0], carry
+    if reset is not None:
+        reset = as_flags("reset", reset, x.shape[:-1])
+    carry, initial = as_arrays("the carry", carry), as_arrays("initial", initial)
+    with forward_mode_explained():
+        return _step(_options(implementation), layers, x, carry, reset, None, None, initial, None)
 
 
 def initial_carry(
@@ -425,7 +511,7 @@ def initial_carry(
     for size in batch:
         if not is_symbolic_dim(size):
             check_whole("batch_size", size, least=0)
-    stack, one = as_stack("layers", layers)
+    stack, one, _ = as_stack(as_layers("layers", layers))
     carry = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
     carry = jax.tree.map(strongly_typed, carry)
     if len(batch) != 1:

@@ -179,12 +179,11 @@ def mask_of(marks, b):
     )  # fmt: skip
 
 
-def check(number, monkeypatch):
+def check(number, monkeypatch, forget_traces):
     o = options_of(number)
     monkeypatch.setattr(implementations, "ROWS_AT_ONCE", o["rows_at_once"])
     monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
-    implementations.run_stack.clear_cache()
-    implementations.run_in_segments.clear_cache()
+    forget_traces()
     rng, static = np.random.default_rng(number), o["static"]
     batch, T, L, reverse = o["batch"], o["T"], o["L"], static["reverse"]
     B = int(np.prod(batch))
@@ -279,7 +278,7 @@ def check(number, monkeypatch):
     "number",
     [*range(SAMPLES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(SAMPLES, MORE))],
 )
-def test_any_options_together(number, monkeypatch):
+def test_any_options_together(number, monkeypatch, forget_traces):
     """Outputs, carries, and the gradients of layers, input or table, carry and `initial`."""
     with jax.enable_x64(True):
-        check(number, monkeypatch)
+        check(number, monkeypatch, forget_traces)
