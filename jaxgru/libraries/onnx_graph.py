@@ -1,8 +1,8 @@
 """Graphs of ONNX's operators, and JAX functions as such operators.
 
 `Graph.add` traces a JAX function, such as the step of a cell, and adds the operators of each of its
-primitives. So a new cell needs no code here, unless it computes what `_OPERATORS` and
-`_ELEMENTWISE` lack. The sizes that a graph leaves open are symbolic while JAX traces.
+primitives. So a new cell needs no code here, unless it computes what `_OPERATORS`, `_ELEMENTWISE`
+and `_FORMULAS` lack. The sizes that a graph leaves open are symbolic while JAX traces.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim, symbolic_shape
 from jax.extend.core import Literal
@@ -49,7 +50,6 @@ class Value:
 
 def constant(name: str, array: Any) -> Value:
     """Return an array, of which only what is read enters the graph, under a name like this."""
-    array = np.asarray(array)
     return Value(name, array.shape, array.dtype, array)
 
 
@@ -76,8 +76,8 @@ class Graph:
         self.inputs.append(_described(name, shape, dtype or self.dtype))
         return name
 
-    def output(self, name: str, *shape: Size) -> str:
-        self.outputs.append(_described(name, shape, self.dtype))
+    def output(self, name: str, *shape: Size, dtype: Any = None) -> str:
+        self.outputs.append(_described(name, shape, dtype or self.dtype))
         return name
 
     def constant(self, name: str, value: Any) -> str:
@@ -154,10 +154,17 @@ def _type(dtype: DTypeLike) -> int:
 
 # --- JAX's primitives as operators
 
-_CALLS = {
-    "jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call",
-}  # fmt: skip
+_CALLS = {"jit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that compute an inner program, which is added in their place."""
+
+_NUMBERS = {"int32", "int64", "float32", "float64"}
+"""For numbers of other dtypes, ONNX or ONNX Runtime lacks most operators."""
+
+_DTYPES = dict.fromkeys(["and", "not", "or", "xor"], {"bool"}) | dict.fromkeys(
+    ["clamp", "dot_general", "ge", "gt", "le", "lt", "max", "min", "reduce_max", "reduce_min"],
+    _NUMBERS,
+)
+"""What the operators of a primitive take; of any other, numbers and bools."""
 
 
 class _Operators:
@@ -209,8 +216,19 @@ class _Operators:
             made = eqn.primitive.bind(*whole, **given)
             made = made if eqn.primitive.multiple_results else [made]
             return [constant(inputs[0].name if inputs else name, each) for each in made]
-        of_bits = name in ("and", "or", "not", "xor") and out[0].dtype != bool
-        if name in _ELEMENTWISE and not of_bits:
+        if given.get("axes") == ():  # a reduction; ONNX would reduce over all axes
+            return inputs
+        dtypes = [var.aval.dtype.name for var in eqn.invars]
+        if others := {*dtypes} - _DTYPES.get(name, _NUMBERS | {"bool"}):
+            raise self.refused(f"JAX's {name} of {' and '.join(sorted(others))}")
+        if name == "dot_general" and {*dtypes} != {out[0].dtype.name}:
+            raise self.refused("JAX's dot_general of several dtypes")
+        if [x == "bool" for x in dtypes] == [True, False, False] and name == "select_n":
+            name = "where"
+        if name in _FORMULAS:
+            formula = lambda *x: _FORMULAS[name](*x, **given)
+            return self.run(jax.make_jaxpr(formula)(*(var.aval for var in eqn.invars)), inputs)
+        if name in _ELEMENTWISE:
             made = _ELEMENTWISE[name](self.graph, *map(self.named, inputs), **given)
             return [Value(made, _joint([x.shape for x in inputs]), out[0].dtype)]
         if name not in _OPERATORS:
@@ -315,6 +333,8 @@ def _gather(
     at = dict(zip(dimension_numbers.start_index_map, indices.array.tolist(), strict=True))
     starts = [at.get(axis, 0) for axis in range(len(x.shape))]
     ends = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
+    if any(i < 0 or i + n > size for i, n, size in zip(starts, slice_sizes, x.shape, strict=True)):
+        raise ops.refused("an index outside of its axis")
     cut = ops.sliced(x, starts, ends)
     axes = dimension_numbers.collapsed_slice_dims
     return _squeeze(ops, cut, dimensions=axes) if axes else ops.named(cut)
@@ -345,10 +365,6 @@ def _pad(ops: _Operators, x: Value, by: Value, *, padding_config: Any) -> str:
     return ops.graph.node("Pad", ops.named(x), ops.sizes(*low, *high), ops.named(by))
 
 
-def _sum(ops: _Operators, x: Value, *, axes: Sequence[int], **_: Any) -> str:
-    return ops.graph.node("ReduceSum", ops.named(x), ops.sizes(*axes), keepdims=0)
-
-
 def _reduce(op: str) -> Callable[..., str]:
     return lambda ops, x, axes, **_: ops.graph.node(op, ops.named(x), axes=[*axes], keepdims=0)
 
@@ -363,16 +379,15 @@ _OPERATORS: dict[str, Callable[..., str | Sequence[str]]] = {
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"),
-    "reduce_sum": _sum,
-    "reshape": lambda ops, x, *, new_sizes, **_: ops.named(ops.reshaped(x, new_sizes)),
+    "reduce_sum": lambda ops, x, *, axes, **_: ops.graph.node(
+        "ReduceSum", ops.named(x), ops.sizes(*axes), keepdims=0
+    ),
+    "reshape": lambda ops, x, *, new_sizes, dimensions, **_: ops.named(
+        ops.reshaped(ops.transposed(x, dimensions or range(len(x.shape))), new_sizes)
+    ),
     "slice": _slice,
     "split": _split,
     "squeeze": _squeeze,
-    "stack": lambda ops, *parts, axis: ops.graph.node(
-        "Concat",
-        *(ops.graph.node("Unsqueeze", ops.named(part), ops.sizes(axis)) for part in parts),
-        axis=axis,
-    ),
     "tile": lambda ops, x, *, reps: ops.graph.node("Tile", ops.named(x), ops.sizes(*reps)),
     "transpose": lambda ops, x, *, permutation: ops.named(ops.transposed(x, permutation)),
 }
@@ -388,34 +403,48 @@ _ELEMENTWISE: dict[str, Callable[..., str]] = {
         "abs", "add", "and", "ceil", "cos", "div", "erf", "exp", "floor", "log", "max", "min",
         "mul", "neg", "not", "or", "pow", "sign", "sin", "sqrt", "sub", "tanh", "xor",
     )},
-    "add_any": _op("Add"),
+    **{name: _op(op) for name, op in (
+        ("add_any", "Add"), ("copy", "Identity"), ("eq", "Equal"), ("ge", "GreaterOrEqual"),
+        ("gt", "Greater"), ("le", "LessOrEqual"), ("logistic", "Sigmoid"), ("lt", "Less"),
+        ("name", "Identity"), ("stop_gradient", "Identity"),
+    )},
     "clamp": lambda graph, low, x, high, **_: graph.node("Min", graph.node("Max", x, low), high),
     "convert_element_type": lambda graph, x, *, new_dtype, **_: graph.node(
         "Cast", x, to=_type(new_dtype)
     ),
-    "copy": _op("Identity"),
-    "eq": _op("Equal"),
-    "expm1": lambda graph, x, **_: graph.node("Sub", graph.node("Exp", x), _one(graph)),
-    "ge": _op("GreaterOrEqual"),
-    "gt": _op("Greater"),
     "integer_pow": lambda graph, x, *, y, **_: graph.node(
         "Pow", x, graph.constant(f"{y}.0", np.array(y, graph.dtype))
     ),
-    "le": _op("LessOrEqual"),
-    "log1p": lambda graph, x, **_: graph.node("Log", graph.node("Add", x, _one(graph))),
-    "logistic": _op("Sigmoid"),
-    "lt": _op("Less"),
     "ne": lambda graph, x, y, **_: graph.node("Not", graph.node("Equal", x, y)),
     "rsqrt": lambda graph, x, **_: graph.node("Reciprocal", graph.node("Sqrt", x)),
-    "select_n": lambda graph, flag, x, y, **_: graph.node("Where", flag, y, x),
-    "stop_gradient": _op("Identity"),
     "square": lambda graph, x, **_: graph.node("Mul", x, x),
+    "where": lambda graph, flag, x, y, **_: graph.node("Where", flag, y, x),
 }  # fmt: skip
 """(graph, names of inputs, the primitive's parameters) → the name of the output."""
 
 
-def _one(graph: Graph) -> str:
-    return graph.constant("1.0", np.array(1, graph.dtype))
+def _log1p(x: jax.Array, **_: Any) -> jax.Array:
+    """Return log (1 + x); the quotient makes up for the digits that 1 + x loses (Kahan)."""
+    y = 1 + x
+    return jnp.where(y == 1, x, jnp.log(y) * jnp.where(abs(x) < 1, x / (y - 1), 1))
+
+
+def _select_n(which: jax.Array, *cases: jax.Array) -> jax.Array:
+    if cases[0].dtype == bool:
+        return _select_n(which, *(case.astype(np.int32) for case in cases)).astype(bool)
+    *others, last = cases
+    for i, case in reversed([*enumerate(others)]):
+        last = jnp.where(which.astype(np.int32) > i, last, case)
+    return last
+
+
+_FORMULAS: dict[str, Callable[..., jax.Array]] = {
+    "expm1": lambda x, **_: jnp.where(abs(x) < 1, 2 / (1 / jnp.tanh(x / 2) - 1), jnp.exp(x) - 1),
+    "log1p": _log1p,
+    "select_n": _select_n,
+    "stack": lambda *x, axis: jnp.concatenate([jnp.expand_dims(y, axis) for y in x], axis),
+}
+"""Primitives as JAX functions of other primitives, which lose no digits."""
 
 
 def _joint(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:

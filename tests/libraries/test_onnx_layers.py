@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import LAYERS, layer, normal, precision, randomized
+from jax.ad_checkpoint import checkpoint_name
 from random_models import same_bits
 
 import jaxgru
@@ -268,30 +271,96 @@ class TestCells:
 
 # What a cell of somebody else's may compute of a (B, 4)
 FUNCTIONS = [
-    jax.nn.relu, jax.nn.elu, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.hard_tanh,
-    jax.nn.leaky_relu, jax.nn.standardize, jnp.sin, jnp.sign, jnp.exp, jnp.floor,
-    lambda a: jnp.clip(a, -0.5, 0.5) ** 3,
-    lambda a: jax.lax.clamp(-0.5, a, 0.5),
-    lambda a: jnp.where((a > 0) & ~(a >= 1) | (a != a[:, :1]), a, 2),
+    jax.nn.softmax, jax.nn.standardize, jax.nn.sigmoid, jax.nn.gelu, jnp.sign, jnp.floor,
+    jnp.ceil, jnp.abs, jnp.negative,
+    lambda a: a,
+    lambda a: a * a - 2 * a,
+    lambda a: jax.lax.div(a, jnp.full_like(a, 2)),
+    lambda a: jnp.clip(a, -1, 1) ** 3,
+    lambda a: jax.lax.clamp(jnp.zeros((), a.dtype), a, jnp.ones((), a.dtype)),
+    lambda a: jnp.where((a > 0) & ~(a >= 1) | (a != a[:, :1]), a, jnp.ones_like(a)),
     lambda a: jax.lax.erf(a) ** 2 * a.max(-1, keepdims=True) - a.min(-1)[:, None],
+    lambda a: a.sum(()) + a.prod(()) + a.max(()) + a.min(()) + a.sum(1, keepdims=True),
+    lambda a: a.reshape(-1, 2, 2).prod((1, 2)),
+    lambda a: jax.lax.max(a, jnp.full_like(a, 1)),
+    lambda a: (a < a[:, :1]) ^ (a <= a[:, 1:2]),
+    lambda a: jax.lax.select_n(a > 0, a, a[:, :1] + jnp.zeros_like(a)),
+    lambda a: jax.lax.select_n((a > 0).astype(int), a, jnp.zeros_like(a)),
+    lambda a: jax.lax.select_n((a > 0).astype(int) + (a > 1), a, a[:, :1] + jnp.zeros_like(a), a),
+    lambda a: jax.lax.select_n(a > 0, a),
+    lambda a: jax.lax.reshape(a, (4, a.shape[0]), (1, 0)),
+    lambda a: jax.checkpoint(lambda a: checkpoint_name(a + 1, "a"))(a),
+    lambda a: a * jax.random.randint(KEY, (4,), 1, 9),
     lambda a: jnp.stack([a[:, 1], a[:, -1]], 1)[:, None] @ a[:, None, 1:3].swapaxes(1, 2),
     lambda a: jnp.concatenate([jnp.zeros((a.shape[0], 1)), a, jnp.pad(a, [(0, 0), (1, 0)])], 1),
     lambda a: jnp.einsum("bij,bjk->kb", a.reshape(-1, 2, 2), a.reshape(-1, 2, 2)[:, ::1]),
-    lambda a: jnp.tile(a, (1, 2)) * jnp.repeat(a, 2, axis=1),
-    lambda a: jnp.einsum("ij,bj->ib", np.arange(8, dtype=np.float32).reshape(2, 4), a),
+    lambda a: jnp.concatenate([jnp.tile(a, (1, 2)), jnp.repeat(a, 2, axis=1)], 1),
+    lambda a: jnp.split(a, [1, 3], 1)[1],
+    lambda a: jnp.einsum("ij,bj->ib", np.arange(8, dtype=a.dtype).reshape(2, 4), a),
+]  # fmt: skip
+
+# Of these, each digit of a small result counts. ONNX Runtime's Sigmoid is 0 below −18
+ELEMENTWISE = [
+    jnp.expm1, jnp.log1p, jnp.exp, jnp.log, jnp.tanh, jnp.sqrt, jnp.sin, jnp.cos, jax.lax.erf,
+    jax.lax.rsqrt, jax.nn.relu, jax.nn.elu, jax.nn.selu, jax.nn.celu, jax.nn.softplus,
+    jax.nn.log_sigmoid, jax.nn.mish, jax.nn.hard_tanh, jax.nn.leaky_relu, jax.nn.soft_sign,
+    lambda a: jnp.logaddexp(a, 1), lambda a: a**-3, lambda a: abs(a) ** 0.3, lambda a: 2**a,
 ]  # fmt: skip
 
 
-class TestFunctions:
-    @pytest.mark.parametrize("B", [1, 3])
-    def test_the_same_numbers(self, B):
-        graph = Graph(np.zeros((), np.float32))
-        functions = lambda a: [function(a) for function in FUNCTIONS]
-        a = graph.value(graph.input("a", "B", 4), symbolic_B, 4)
-        for i, value in enumerate(graph.add("these", functions, a)):
+def in_graph(dtype, functions):
+    """Those that can be written, as a function from (B, 4); and why the others cannot."""
+    graph, refused, written = Graph(np.zeros((), np.float32)), [], []
+    a = graph.value(graph.input("a", symbolic_B, 4), symbolic_B, 4)
+    for i, function in enumerate(functions):
+        of_dtype = lambda a, f=function: f(a.astype(dtype)).astype(np.float32)
+        try:
+            jax.eval_shape(of_dtype, np.zeros((3, 4), np.float32))
+        except (TypeError, ValueError):
+            continue  # JAX does not take this dtype either
+        try:
+            value = graph.add("A cell", of_dtype, a)
+        except InteropError as error:
+            refused.append(str(error))
+        else:
             graph.node("Identity", value.name, outputs=[graph.output(f"y{i}", *value.shape)])
-        a = normal(B, 4, dtype=np.float32)
-        close(functions(a), runtime(graph.model())(a=a))
+            written.append(of_dtype)
+    return runtime(graph.model()), written, refused
+
+
+class TestFunctions:
+    """Right, or refused."""
+
+    @pytest.mark.parametrize(
+        "dtype, some, others",
+        [
+            ("float32", True, False),
+            ("int32", True, False),
+            ("bool", True, True),
+            ("uint32", False, True),
+            ("bfloat16", False, True),
+        ],
+    )
+    def test_of_a_dtype(self, dtype, some, others):
+        """Some are written, or others refused, or both."""
+        run, written, refused = in_graph(dtype, FUNCTIONS)
+        assert (bool(written), bool(refused)) == (some, others)
+        for B in (1, 3) if some else ():
+            a = 2 * normal(B, 4, dtype=np.float32)
+            close([function(a) for function in written], run(a=a))
+        says = rf"A cell computes JAX's (reduce_or|\w+ of {dtype}), which jaxgru cannot write as .*"
+        assert all(re.fullmatch(says, message) for message in refused)
+
+    def test_small_and_large(self):
+        """To a few roundings of float32, from 1e-12 to 50 and at the poles."""
+        run, written, _ = in_graph("float32", ELEMENTWISE)
+        a = np.geomspace(1e-12, 50, 201)
+        a = np.float32([*a, *-a, 0, -1, np.inf, -np.inf, np.nan, 88]).reshape(-1, 4)
+        with jax.enable_x64(True):
+            ours = [function(a.astype(float)) for function in ELEMENTWISE]
+        assert len(written) == len(ELEMENTWISE)
+        for y, want in zip(run(a=a), ours, strict=True):
+            np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-30)
 
     @pytest.mark.parametrize(
         "function, says",
@@ -299,10 +368,16 @@ class TestFunctions:
             (lambda a: jnp.cumsum(a, 1), "A cell computes JAX's cumsum, which jaxgru cannot"),
             (lambda a: a.mean(0), "A cell computes JAX's dim_as_value"),
             (lambda a: a[:, np.array([2, 0])], "A cell computes an index that is an array"),
+            (lambda a: a[:, 7], "A cell computes an index outside of its axis"),
             (lambda a: a[:, ::2], "A cell computes "),
+            (lambda a: abs(a + 1j), "A cell computes JAX's add of complex64"),
+            (lambda a: jnp.einsum("ij,j->i", a, np.arange(4, dtype=np.int8),
+                                  preferred_element_type=np.int32), "JAX's dot_general of int8"),
+            (lambda a: jax.lax.dot(a.astype(int), np.ones(4, np.float32),
+                                   preferred_element_type=np.float32), "dot_general of several"),
             (lambda a: a + jnp.zeros(len(a)), r"A cell needs the batch size .* write h.shape\[0\]"),
         ],
-    )
+    )  # fmt: skip
     def test_refusals(self, function, says):
         graph = Graph(np.zeros((), np.float32))
         with pytest.raises(InteropError, match=says):
