@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from jaxgru.cells.products import dot
 from jaxgru.cells.promotion import plus
@@ -30,7 +30,7 @@ AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
-Carry: TypeAlias = Hidden | tuple[Shaped[Array, "B ..."], ...]  # begins with h
+Carry: TypeAlias = Hidden | tuple[PyTree[Shaped[Array, "B ..."]], ...]  # begins with h
 StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
 CellParams: TypeAlias = Any  # a `Cell`: one layer's parameters
 C = TypeVar("C", bound="type[Cell]")

@@ -8,9 +8,9 @@
 
 B and T are dynamic and at least 1; with 0, ONNX Runtime's GRU crashes the process. The carry's
 arrays have jaxgru's shapes, h and c (B, H), and come in the same order on both sides, so that the
-outputs of one call are inputs of the next; parts of a carry without names are numbered. Zeros start
-a sequence. Of two directions they are carry.forward.0.h, …, then carry.backward.0.h, …. With
-`form="step"` the graph computes `jaxgru.step`, and nothing has the axis T.
+outputs of one call are inputs of the next; parts without names are numbered, within a part as 1.0.
+Zeros start a sequence. Of two directions they are carry.forward.0.h, …, then carry.backward.0.h, ….
+With `form="step"` the graph computes `jaxgru.step`, and nothing has the axis T.
 
 A GRU, LSTM or RNN is ONNX's operator of that name, and an MLP a convolution over time. For other
 cells, and for resets, `onnx_graph.py` writes the cell's step with plain operators, such as MatMul,
@@ -19,7 +19,6 @@ Add and Sigmoid, and the operator Scan repeats it. A graph of one step has plain
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -106,13 +105,13 @@ def to_onnx(
     if initial is not None and not reset:
         raise InteropError("initial is what a reset sets, so reset must be True.")
     check_layers(ahead, back)
+    graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
     (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
     check_stack([*zip(ahead, back, strict=True)] if back else ahead, features, all(residual))
     if initial is not None:
         initial = as_initial(
             initial, carry_like(ahead, 1), isinstance(layers, Cell), None, (1,), (1,)
         )
-    graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
     graph.output("y", *axes, H * (2 if back else 1))
     x = graph.input("x", *axes, features)
     given = Given(
@@ -160,9 +159,9 @@ def add_layers(
     D = 2 if back else 1
     for d, stack in enumerate((ahead, back)[:D]):
         for i, p in enumerate(stack or ()):
-            for part, shape in _carry_parts(p).items():
-                graph.input(f"carry.{_path(i, d, D)}.{part}", B, *shape)
-                graph.output(f"carry_out.{_path(i, d, D)}.{part}", B, *shape)
+            for name, part in _carry_parts(p).items():
+                graph.input(f"carry.{_path(i, d, D)}.{name}", *part.shape, dtype=part.dtype)
+                graph.output(f"carry_out.{_path(i, d, D)}.{name}", *part.shape, dtype=part.dtype)
     for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
         pair = jax.tree.map(np.asarray, pair)
         marked = given.lengths or given.reset or given.reverse or back
@@ -202,12 +201,13 @@ def has_operator(p: CellParams) -> bool:
     return p.U.ndim == 2 and options_of(p).keys() <= {"activation", "clip"}
 
 
-def _carry_parts(p: CellParams) -> dict[str, tuple[int, ...]]:
-    """Return the parts of a layer's carry, and their shapes without the batch."""
-    (carry,) = carry_like([p], 1)
-    others = ("context",) if isinstance(p, MLPParams) else map(str, itertools.count(1))
-    names = getattr(carry, "_fields", ("h", *itertools.islice(others, len(carry) - 1)))
-    return {name: part.shape[1:] for name, part in zip(names, jax.tree.leaves(carry), strict=True)}
+def _carry_parts(p: CellParams) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the parts of a layer's carry by name: "1.0" is the first part of its second part."""
+    names = {"": "h", "0": "h"} | ({"1": "context"} if isinstance(p, MLPParams) else {})
+    at = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    parts = jax.tree.leaves_with_path(carry_like([p], 1)[0])
+    of_B_rows = lambda part: part.update(shape=(B, *part.shape[1:]))
+    return {names.get(at(path), at(path)): of_B_rows(part) for path, part in parts}
 
 
 def _path(i: int, d: int, directions: int) -> str:
@@ -278,7 +278,7 @@ def _add_mlp(graph: Graph, i: int, layers: tuple[MLPParams], x: str, *_: Any) ->
 def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, given: Given) -> str:
     """Add one step of a layer, as its cell's equations have it."""
     (p,) = layers
-    weights, carry = _named(f"layers.{i}", p, constant), _carry(graph, p, f"carry.{i}.")
+    weights, carry = _named(f"layers.{i}", p, constant), _carry(p, f"carry.{i}.")
     reset: Any = graph.value(given.reset, B, dtype=bool) if given.reset else None
     marks = Marks(reset, _initial(given, i))
     step = lambda p, carry, x, marks: _step(p, carry, p.inputs(x), marks)
@@ -308,9 +308,9 @@ def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, give
         flags = {"reset": reset, "real": real}
         scanned |= {n: graph.value(flag, T, B, dtype=bool) for n, flag in flags.items() if flag}
         body = graph.body(f"scan.{path}")
-        carry = _carry(body, p, body.prefix)
+        carry = _carry(p, body.prefix)
         for value in jax.tree.leaves(carry):
-            body.input(value.name, *value.shape)
+            body.input(value.name, *value.shape, dtype=value.dtype)
         now: Any = {
             name: body.value(f"{body.prefix}{name}", *value.shape[1:], dtype=value.dtype)
             for name, value in scanned.items()
@@ -320,7 +320,7 @@ def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, give
         marks = Marks(now.get("reset"), _initial(given, i), now.get("real"))
         h, after = body.add(what, _step, weights, carry, now["a"], marks)
         for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
-            output = body.output(f"{body.prefix}{part}_out", *value.shape)
+            output = body.output(f"{body.prefix}{part}_out", *value.shape, dtype=value.dtype)
             body.node("Identity", value.name, outputs=[output])
         reads, back = [f"carry.{path}.{part}" for part in parts], int(d or given.reverse)
         reads += [value.name for value in scanned.values()]
@@ -347,9 +347,9 @@ def _named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> Cell
     return jax.tree_util.tree_map_with_path(named, p)
 
 
-def _carry(graph: Graph, p: CellParams, prefix: str) -> Any:
+def _carry(p: CellParams, prefix: str) -> Any:
     """Return a layer's carry, of the tensors with these names."""
-    values = [graph.value(f"{prefix}{part}", B, *shape) for part, shape in _carry_parts(p).items()]
+    values = [Value(prefix + name, x.shape, x.dtype) for name, x in _carry_parts(p).items()]
     return jax.tree.unflatten(jax.tree.structure(carry_like([p], 1)[0]), values)
 
 

@@ -136,6 +136,7 @@ class TestOut:
             (GRU, {"reset": True, "initial": np.zeros(5)}, "the shapes of initial are .5,.; these"),
             ((jaxgru.ResidualStack((GRU,)), [GRU]), {}, "only one direction is a ResidualStack"),
             (GRU.replace(W=jnp.bfloat16(GRU.W)), {}, "are bfloat16 and float32; they must be"),
+            (GRU.replace(b=jnp.complex64(GRU.b)), {}, "are complex64 and float32; they must be"),
         ],
     )
     def test_refusals(self, layers, options, says):
@@ -162,9 +163,38 @@ class ReluRNN(RNNParams):
         return jax.nn.relu(a + layout.times(self.U, h))
 
 
+@struct
+class Nested(RNNParams):
+    """A carry within a carry."""
+
+    def zero_carry(self, batch_size):
+        h = super().zero_carry(batch_size)
+        return h, (h[:, 1:], {"before": h})
+
+    def step(self, layout, carry, a):
+        h, (rest, old) = carry
+        new = jax.checkpoint(jnp.tanh)(a + layout.times(self.U, h) + old["before"])
+        return new, (rest * new[:, 1:], {"before": h})
+
+
+@struct
+class Counting(RNNParams):
+    """Whole numbers and flags in a carry."""
+
+    def zero_carry(self, batch_size):
+        h = super().zero_carry(batch_size)
+        return h, jnp.zeros(batch_size, jnp.int32), h > 0
+
+    def step(self, layout, carry, a):
+        h, steps, flags = carry
+        new = jax.lax.select_n(jax.lax.min(steps, 2)[:, None] + 0 * a.astype(int), a, h - a, h)
+        return jnp.where(flags, new, a), steps + 1, jnp.where(flags, new > 0, a > 0)
+
+
 CELLS = {
     **{kind: layer(kind) for kind in LAYERS},
     "a subclass": ReluRNN(**vars(layer("rnn"))),
+    "nested": Nested(**vars(layer("rnn"))),
     "mlp": MLP,
     **{
         kind: randomized(init(KEY, 4, 6, **options))
@@ -267,6 +297,16 @@ class TestCells:
             leaf.size
             for leaf in [*jax.tree.leaves(p), np.zeros(2)]  # and 1.0 and 2.0
         )
+
+    def test_whole_numbers_and_flags_in_a_carry(self):
+        p, x = Counting(**vars(layer("rnn"))), normal(3, 5, 4, dtype=np.float32)
+        model = to_onnx(p)
+        names = [value.name for value in model.graph.input]
+        carry = map(np.asarray, jax.tree.leaves(jaxgru.initial_carry(p, 3)))
+        theirs = runtime(model)(**dict(zip(names, [x, *carry], strict=True)))
+        for a, b in zip(jax.tree.leaves(jaxgru.unroll(p, x)), theirs, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(b, a, TOLERANCE, TOLERANCE)
 
 
 # What a cell of somebody else's may compute of a (B, 4)
