@@ -81,8 +81,9 @@ def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
-            # Rounded to float32, a coverage without the rarest characters of a long text is 1,
-            # unless they are required and one that is frequent is not.
+            # Required characters are covered first, then the others, the most frequent first, until
+            # the share that is covered is 1 in float32. In a long text it is without the rarest, so
+            # these must be required, and one that is frequent must not be.
             character_coverage=1.0,
             unk_id=0,
             minloglevel=2,

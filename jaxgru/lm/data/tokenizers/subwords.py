@@ -88,8 +88,9 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
         parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
         lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
+        spaces_lead = text.count(" ") > counts[kept[:1]]  # all but the most frequent are required
         options = {
-            "required_chars": kept,
+            "required_chars": kept if spaces_lead else kept[1:] + SPACE,
             "normalization_rule_name": "identity",
             "remove_extra_whitespaces": False,
             "add_dummy_prefix": False,
