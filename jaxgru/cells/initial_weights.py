@@ -79,7 +79,11 @@ def initializers(
             )
 
         def drawn(key: PRNGKeyArray) -> Array:
-            values: Any = given(key, shape, widest(dtype, jnp.float32))
+            try:
+                values: Any = given(key, shape, widest(dtype, jnp.float32))
+            except ValueError as error:  # such as orthogonal(), of a bias
+                why = str(error).rstrip(".")
+                raise ValueError(f"{name} cannot draw numbers {shape}: {why}.") from error
             kind = getattr(values, "dtype", None)
             if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
                 seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"

@@ -255,6 +255,16 @@ def check_known(weights: Any, theirs: str) -> None:
         )
 
 
+def as_weights(where: str, weights: Mapping[str, Any]) -> dict[str, AnyArray]:
+    """Return weights by name as arrays; raise InteropError if one is not of floating point."""
+    arrays = {}
+    for name, weight in weights.items():
+        arrays[name] = as_array(f"{where}: the tensor {name}", weight)
+        if not jnp.issubdtype(dtype := arrays[name].dtype, jnp.floating):
+            raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be floating-point.")
+    return arrays
+
+
 def with_steps(name: str, x: Any) -> AnyArray:
     """Return x, with the axes of steps and features, and of batches, as an array."""
     x = as_array(name, x)

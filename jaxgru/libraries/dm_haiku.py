@@ -22,7 +22,6 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -146,7 +145,7 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Raises:
       InteropError: they have other names, or their shapes do not fit together.
     """
-    weights = {name: as_array(name, weight) for name, weight in params.items()}
+    weights = common.as_weights("Haiku's parameters", params)
     shapes = {name: weight.shape for name, weight in weights.items()}
     rows = lambda name: max(shapes.get(name, ())[:1], default=0)
     if "w" not in shapes:

@@ -19,7 +19,6 @@ from jaxtyping import Float, Integer, Shaped
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array
 from jaxgru.layers.unroll import step
 from jaxgru.layers.unroll import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -125,7 +124,8 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
         )
     # whatever else a cell has than these is compared with what is known
     static = ("input_size", "hidden_size", "use_bias")
-    given = {n: as_array(n, w) for n, w in vars(cell).items() if n not in static and w is not None}
+    given = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
+    given = common.as_weights(a_type(cell), given)
     lstm, E, H = isinstance(cell, eqx.nn.LSTMCell), cell.input_size, cell.hidden_size
     rows = (4 if lstm else 3) * H
     want: dict[str, tuple[int, ...]] = {"weight_ih": (rows, E), "weight_hh": (rows, H)}

@@ -138,7 +138,7 @@ class Layer(nnx.Module):
         """
         flax_rnn.check_names(self.layers, self.names)
         params: Any = flatten_dict(self.layers)
-        return jax.tree.unflatten(self.structure, [params[path][...] for path in self.names])
+        return jax.tree.unflatten(self.structure, [params[path].get_value() for path in self.names])
 
     def __call__(
         self,
@@ -197,7 +197,7 @@ def from_nnx(cell: Any) -> CellParams:
     hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
     flax_rnn.check_cell(cell, CELLS, hint)
     state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
-    arrays = {".".join(map(str, path)): variable[...] for path, variable in state}
+    arrays = {".".join(map(str, path)): variable.get_value() for path, variable in state}
     return flax_rnn.from_parts(a_type(cell), CELLS[type(cell)], arrays, cell)
 
 

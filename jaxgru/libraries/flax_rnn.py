@@ -30,7 +30,7 @@ from jaxgru.cells import (
 from jaxgru.cells.base import AnyArray
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array, as_flags, in_reading_order, real_steps
+from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.layers.unroll import unroll
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -114,7 +114,7 @@ def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any], cell: Any = 
     cell: which tells the activation; None: it is tanh.
     """
     cls, order, inputs, states, biased, inner = parts
-    arrays = {name: as_array(name, array) for name, array in arrays.items()}
+    arrays = common.as_weights(where, arrays)
     shapes = {name: array.shape for name, array in arrays.items()}
     F = max(shapes.get(f"{inputs[0]}.kernel", ())[:1], default=0)
     width = max(shapes.get(f"{states[0]}.kernel", ())[-1:], default=0)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_array, check_stack
-from jaxgru.libraries import InteropError, common
+from jaxgru.layers.arguments import check_stack
+from jaxgru.libraries import InteropError, check_shapes, common
 
 try:
     import keras
@@ -78,10 +78,13 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     common.check_options(f"this {name}", layer, **known)
     activation = "relu" if common.is_one_of(layer.activation, RELU) else "tanh"
     given = layer.get_weights() if weights is None else weights
-    arrays = [as_array("a weight", w) for _, w in zip(layer.weights, given, strict=True)]
-    for array in arrays:
+    shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
+    names = [*shapes, *map(str, range(len(shapes), len(given)))]
+    arrays = common.as_weights(f"the weights of this {name}", dict(zip(names, given, strict=False)))
+    check_shapes(f"this {name}", {n: array.shape for n, array in arrays.items()}, shapes)
+    for array in arrays.values():
         common.check_dtype("the weights", str(array.dtype))
-    W, U, b = [*arrays, None][:3]
+    W, U, b = [*arrays.values(), None][:3]
     if isinstance(layer, keras.layers.LSTM):
         return common.layer_of(LSTMParams, "ifgo", W, U, b, activation=activation)
     if isinstance(layer, keras.layers.SimpleRNN):
@@ -99,8 +102,10 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
-    given = iter(model.get_weights() if weights is None else weights)
-    stack = tuple(from_keras(layer, [*islice(given, len(layer.weights))]) for layer in layers)
+    given = list(model.get_weights() if weights is None else weights)
+    ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
+    parts = [given[start:end] for start, end in pairwise([0, *ends])]
+    stack = tuple(map(from_keras, layers, parts))
     if two == {False}:
         return stack
     return tuple(tuple(layer for (layer,) in one) for one in zip(*stack, strict=True))

@@ -131,6 +131,7 @@ EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, c
         (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),
         (lambda key, shape, dtype: jnp.ones(shape, int), r"returns int32 \(4"),
         (lambda key, shape, dtype: jnp.ones(shape, complex), r"returns complex64 \(4"),
+        (jax.nn.initializers.delta_orthogonal(), r"cannot draw numbers \(4.*: Delta .* 5D"),
     ],
 )
 def test_what_is_no_initializer(init, name, given, says):

@@ -424,3 +424,37 @@ def test_an_option_arrives_or_is_refused_by_name(convert, kind, monkeypatch):
             with pytest.raises(InteropError) as refused:
                 convert(plain)
             assert "with peepholes=True cannot" in str(refused.value)
+
+
+def with_bias(cell, b):
+    cell.dense_i.bias.set_value(b)
+    return cell
+
+
+LINEN, HAIKU, KERAS = flax_linen.to_linen(AFTER), dm_haiku.to_haiku(GRU), keras_layers.to_keras(RNN)
+BIASED = {
+    "nnx": lambda b: flax_nnx.from_nnx(with_bias(nnx_cell("GRUCell"), b)),
+    "linen": lambda b: flax_linen.from_linen(LINEN | {"in": LINEN["in"] | {"bias": b}}),
+    "equinox": lambda b: equinox_nn.from_equinox(
+        eqx.tree_at(lambda cell: cell.bias, equinox_cell("GRUCell"), b)
+    ),
+    "haiku": lambda b: dm_haiku.from_haiku(HAIKU | {"b": b}),
+    "keras": lambda b: keras_layers.from_keras(KERAS, [RNN.W, RNN.U, b]),
+}
+
+
+@pytest.mark.parametrize("library", BIASED)
+@pytest.mark.parametrize(
+    "bias, says",
+    [
+        ("b", "is a str; it must be an array of a dtype that JAX supports"),
+        (None, "(is a NoneType; it must be an array|is missing)"),
+        (np.ones(6, bool), "is bool; it must be floating-point"),
+        (np.ones(6, np.int32), "is int32; it must be floating-point"),
+        (1j, "is complex64; it must be floating-point"),
+        (1.0, r"has shape \(\); it must be \("),
+    ],
+)
+def test_what_is_no_bias(library, bias, says):
+    with unchecked(), pytest.raises(ValueError, match=rf": the tensor (\w*\.)?b(ias)? {says}"):
+        BIASED[library](bias)
