@@ -20,9 +20,9 @@ from jaxtyping import Int
 
 from jaxgru.analysis import state_cost
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, trained_model, write_output
+from jaxgru.cli.options import Parser, check_printable, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
-from jaxgru.lm.config import Config, ConfigError, DataConfig, load_config
+from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
@@ -58,11 +58,7 @@ def make_parser() -> Parser:
         help="text to score as a whole; - reads standard input. If the model's own text has moved, "
         "give it here: it is read and split as in training",
     )
-    add(
-        "--encoding",
-        metavar="NAME",
-        help="encoding of --text, by Python's name for it, such as latin-1 (default: utf-8)",
-    )
+    parser.add_encoding(add, "--text")
     add("--validation", metavar="FILE", help="the model's own data.validation, if it has moved")
     add(
         "--output",
@@ -153,10 +149,6 @@ def check(parser: Parser, arguments: Namespace) -> None:
         for option in options:
             if applies and getattr(arguments, option[2:].replace("-", "_")):
                 parser.error(says.format(option))
-    try:
-        DataConfig(encoding=arguments.encoding or "utf-8")
-    except ConfigError as error:
-        parser.error(str(error).replace("data.encoding", "--encoding"))
     if arguments.output is not None:
         parser.check_output(arguments.output, ".csv")
 
@@ -231,6 +223,8 @@ def print_lines(
 
     Raises UserError where the text cannot be encoded, or the table not be written.
     """
+    if output is None:
+        check_printable(text.text)
     rows: list[list[Any]] = []
     pieces: list[str] = []
     lines, total = lines_of(text.text), 0.0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import dataclasses
 import importlib
 import io
+import json
 import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast, get_origin
 
@@ -175,6 +178,18 @@ class Parser(argparse.ArgumentParser):
         with written(path):
             check_writable(path.parent)
 
+    def add_encoding(self, add: Callable[..., Any], of: str) -> None:
+        """Add --encoding, which is that of the text that the option `of` names."""
+
+        def known(name: str) -> str:
+            try:
+                return dataclasses.replace(Config().data, encoding=name).encoding
+            except UserError as error:
+                self.error(str(error).replace("data.encoding", "--encoding"))
+
+        help = f"encoding of {of}, by Python's name for it, such as latin-1 (default: utf-8)"
+        add("--encoding", metavar="NAME", type=known, help=help)
+
     def add_config_fields(self, config: Config, of: str = "") -> None:
         """Add `--section.field` for every field; the help shows the config's values as defaults.
 
@@ -201,19 +216,36 @@ class Parser(argparse.ArgumentParser):
                 )
 
 
-def write_output(path: Path | None, parts: Iterable[str]) -> None:
+def write_output(path: Path | None, parts: Iterable[str], errors: str = "surrogateescape") -> None:
     """Write what a command makes as one file or, where there is no path, print each part at once.
 
-    What a text has that is no UTF-8 is written as it was read. Raises UserError if the file cannot
-    be written.
+    errors: what becomes of characters that the encoding lacks, as for `str.encode`. By default,
+    what a text has that is no UTF-8 is written as it was read; with "json", they are escaped.
+
+    Raises UserError if the file cannot be written.
     """
     if path is None:
+        cast(Any, sys.stdout).reconfigure(errors=errors)
         for part in parts:
             print(part, end="", flush=True)
         return
     whole = "".join(parts)
     with written(path):
-        write_bytes(path.resolve(), whole.encode(errors="surrogateescape"))
+        write_bytes(path.resolve(), whole.encode(errors=errors))
+
+
+codecs.register_error("json", lambda e: (json.dumps(e.object[e.start : e.end])[1:-1], e.end))
+
+
+def check_printable(text: str) -> None:
+    """Raise UserError where standard output's encoding lacks a character of a text."""
+    try:
+        text.encode(sys.stdout.encoding, "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"standard output is in {error.encoding}, which lacks {text[error.start]!r}; give "
+            "--output, or set PYTHONIOENCODING=utf-8."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -287,26 +319,28 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     callback of JAX's disappears, and Python's shutdown crashes while XLA compiles.
 
     A lack of memory or of the requested device is reported in one line, too, because the user can
-    change what was asked for. If the reader of the output has gone, exit 1 in silence.
+    change what was asked for; so is a standard output that cannot be written. If its reader has
+    gone, exit 1 in silence.
     """
     before = signal.getsignal(signal.SIGINT)
     if at_once and before is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, _end_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for characters that it cannot encode
+    out = cast(Any, _Output(sys.stdout or open(os.devnull, "w")))  # None: it is closed
     code: str | int | None = 0
     try:
-        try:
-            main()
-        except SystemExit as stop:  # as after --help
-            code = stop.code
-        print(end="", flush=True)
+        with contextlib.redirect_stdout(out):
+            try:
+                main()
+            except SystemExit as stop:  # as after --help
+                code = stop.code
+            print(end="", flush=True)
     except KeyboardInterrupt:
         code = 130
     except UserError as error:
         _end(_in_options(str(error)))
     except BrokenPipeError:  # the reader has gone, for example `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
         code = 1
     except Exception as error:
         if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
@@ -327,6 +361,26 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
     finally:
         signal.signal(signal.SIGINT, before)
     raise SystemExit(code)
+
+
+class _Output:
+    """Standard output, whose errors are told from those of files."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._stream, name)
+        return partial(self._try, attribute) if name in ("write", "flush") else attribute
+
+    def _try(self, method: Callable[..., Any], *text: str) -> Any:
+        try:
+            return method(*text)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # Python will flush it
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise UserError(f"standard output cannot be written: {reason(error)}.") from error
 
 
 def _end_at_once(number: int, frame: Any) -> None:

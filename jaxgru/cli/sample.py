@@ -59,6 +59,7 @@ def make_parser() -> Parser:
         "with line, prompt and the text after it for each, on standard output if there is no "
         "--output",
     )
+    parser.add_encoding(add, "--prompts")
     add("--output", type=Path, help=".jsonl file for --prompts; an older file is replaced")
     add(
         "--num-tokens", type=int, default=Options.num_tokens,
@@ -108,6 +109,8 @@ def main() -> None:
         if arguments.prompts is None:
             parser.error("--output is the file for the texts of --prompts; give --prompts, too.")
         parser.check_output(arguments.output, ".jsonl")
+    if arguments.encoding is not None and arguments.prompts is None:
+        parser.error("--encoding is for --prompts; give the file, too.")
     check_whole("num_samples", arguments.num_samples, 2**32)
     value_of = lambda option: getattr(arguments, option[2:].replace("-", "_"))
     processors = [option for option, *_ in PROCESSORS]
@@ -132,12 +135,12 @@ def main() -> None:
     unit, prompt = config.data.unit, arguments.prompt
     options = dataclasses.replace(options, unit=unit)
     if arguments.prompts is not None:
-        lines = lines_of(read_text(arguments.prompts).text)
+        lines = lines_of(read_text(arguments.prompts, arguments.encoding or "utf-8").text)
         prompts = lines * arguments.num_samples
         texts = enumerate(generate_texts(model, tokenizer, prompts, options))
         records = ({"line": i % len(lines) + 1, "prompt": prompts[i], "text": t} for i, t in texts)
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_output(arguments.output, dumped)
+        write_output(arguments.output, dumped, "json")
         return
     if prompt is None:
         prompt = "" if unit else default_prompt(text_sha256, tokenizer)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -16,9 +18,18 @@ import jax
 import pytest
 from conftest import SCRIPTS, Outcome
 
+import jaxgru
 from jaxgru.cli.command import COMMANDS
 from jaxgru.cli.options import Parser, config_overrides, run_script, typed
-from jaxgru.lm.config import Config, config_names, dotted_names, field_value, load_config
+from jaxgru.lm.config import (
+    Config,
+    ModelConfig,
+    config_names,
+    dotted_names,
+    field_value,
+    load_config,
+)
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
 
 
 def parsed(*arguments, config="astra_alpha"):
@@ -159,6 +170,53 @@ class TestOutput:
             monkeypatch.setattr(sys, "stdout", stream)
             assert ended(lambda: print("text")) == 1
         assert capfd.readouterr().err == ""
+
+    @pytest.mark.parametrize("words", ["models", "--help", "train --help", "corpus --corpus a.txt",
+        "convert elman_alpha a.onnx", "sample elman_alpha --num-tokens 3",
+        "sample elman_alpha --prompts a.txt --num-tokens 3",
+        "evaluate elman_alpha --text a.txt --lines"])  # fmt: skip
+    def test_a_full_disk_is_one_line(self, words, monkeypatch, tmp_path, capfd):
+        """Python, which flushes at its end, has nothing to add."""
+        (tmp_path / "a.txt").write_text("to be\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["jaxgru", *words.split()])
+        with open("/dev/full", "w") as full, pytest.raises(SystemExit, match="2"):
+            monkeypatch.setattr(sys, "stdout", full)
+            runpy.run_module("jaxgru", run_name="__main__")
+        says = ": standard output cannot be written: No space left on device.\n"
+        err = capfd.readouterr().err
+        assert err.startswith("jaxgru") and err.endswith(says) and err.count("\n") == 1
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "utf-16"])
+    def test_lines_of_json_and_tables_lose_no_character(
+        self, encoding, tmp_path, script, monkeypatch
+    ):
+        """JSON escapes those that the encoding lacks; CSV cannot, and names the first."""
+        text = "né – où 😀"
+        tokenizer = CharacterTokenizer.learn(text)
+        config = Config(model=ModelConfig(vocab_size=tokenizer.vocab_size, hidden_dim=3))
+        params = jaxgru.lm.init(jax.random.key(0), config.model)
+        jaxgru.lm.save(tmp_path / "model.safetensors", params, config, tokenizer)
+        (tmp_path / "text.txt").write_text(text, "utf-16")
+        given = tmp_path / "model.safetensors", "--encoding", "utf-16"
+
+        def read(*arguments):
+            out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+            monkeypatch.setattr(sys, "stdout", out)
+            done = script(*arguments)
+            return done, out.buffer.getvalue().decode(encoding)
+
+        done, out = read("sample", *given, "--prompts", "text.txt", "--num-tokens", 50)
+        assert (done.code, done.err) == (0, "")
+        written = json.loads(out)
+        assert written["prompt"] == text and set(written["text"]) > set("é–")
+        done, out = read("evaluate", *given, "--text", "text.txt", "--lines")
+        lacks = {"ascii": "é", "latin-1": "–"}.get(encoding)
+        if lacks:
+            assert (done.code, out) == (2, "")
+            assert f"output is in {encoding}, which lacks {lacks!r}; give --output" in done.err
+        else:
+            assert (done.code, out.splitlines()[1].split(",")[-1]) == (0, text)
 
     def test_an_encoding_without_the_character(self, tmp_path, script, monkeypatch):
         (tmp_path / "text.txt").write_text("né – où\n" * 500)

@@ -586,6 +586,7 @@ class TestNGram:
         ("evaluate RUN --text odd.txt", "on the file odd.txt: .* lacks '1', 'é'"),
         ("evaluate RUN --text odd.txt --encoding x", "--encoding is 'x'; it must"),
         ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
+        ("sample RUN --encoding latin-1", "--encoding is for --prompts"),
         ("evaluate RUN --lines", "--lines is for --text; give the file"),
         ("evaluate RUN --lines --text odd.txt --random-batches", "leave out --random-batches"),
         ("evaluate RUN --lines --text odd.txt", "odd.txt: line 1 cannot be encoded: .* '1', 'é'"),

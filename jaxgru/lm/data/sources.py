@@ -133,7 +133,7 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
     if why:
         raise CorpusError(
             f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding, name "
-            "its own (data.encoding, or for evaluate --encoding), or train with data.tokenizer "
-            "bytes."
+            "its own (data.encoding, or for evaluate and sample --encoding), or train with "
+            "data.tokenizer bytes."
         )
     return text
