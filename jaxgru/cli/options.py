@@ -234,7 +234,11 @@ def write_output(path: Path | None, parts: Iterable[str], errors: str = "surroga
         write_bytes(path.resolve(), whole.encode(errors=errors))
 
 
-codecs.register_error("json", lambda e: (json.dumps(e.object[e.start : e.end])[1:-1], e.end))
+def _as_json(error: Any) -> tuple[str, int]:
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("json", _as_json)
 
 
 def check_printable(text: str) -> None:

@@ -17,6 +17,7 @@ from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm.config import (
     Config,
     ConfigError,
+    DataConfig,
     ModelConfig,
     TrainingConfig,
     config_names,
@@ -345,6 +346,16 @@ class TestRefusals:
     def test_options_belong_to_their_cells(self, options, says):
         with pytest.raises(ConfigError, match=says):
             ModelConfig(**options)
+
+    @pytest.mark.parametrize("kind, file", [
+        ("subwords", ""), ("sentencepiece", ""), ("bytes", ""), ("words", "words.json"),
+    ])  # fmt: skip
+    def test_a_count_belongs_to_a_vocabulary_of_words_or_characters_that_is_learned(
+        self, kind, file
+    ):
+        says = "data.min_count is 3; only a vocabulary of characters or words that is learned takes"
+        with pytest.raises(ConfigError, match=says):
+            DataConfig(tokenizer=kind, tokenizer_file=file, min_count=3)
 
     @pytest.mark.parametrize(
         "given, says",

@@ -158,6 +158,12 @@ class DataConfig(Section):
         super().__post_init__()
         if not self.corpus:
             raise ConfigError("data.corpus is ''; it must name a text, such as my_text.txt.")
+        kinds = [kind for kind, cls in TOKENIZERS.items() if cls.min_count]
+        if self.min_count and (self.tokenizer_file or self.tokenizer not in kinds):
+            raise ConfigError(
+                f"data.min_count is {self.min_count}; only a vocabulary of {' or '.join(kinds)} "
+                "that is learned takes one."
+            )
         codec = encodings.search_function(self.encoding.lower())  # one of Python's own
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(

@@ -52,6 +52,11 @@ class Dataset:
     sha256: str
     end: int | None = None
 
+    def unknown_share(self) -> float:
+        """Return the share of the tokens that are the unknown one."""
+        splits, unknown = (self.train, self.validation), self.tokenizer.unknown
+        return sum(int((split == unknown).sum()) for split in splits) / sum(map(len, splits))
+
 
 def load_dataset(
     config: Config,

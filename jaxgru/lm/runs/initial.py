@@ -48,6 +48,7 @@ class InitialModel:
     params: Params
     tokenizer: Tokenizer
     sha256: str
+    lacks: float = 0.0  # share of the text's tokens, if that is why its vocabulary is not kept
 
 
 def load_initial(config: Config, expected: str = "") -> InitialModel | None:
@@ -81,21 +82,27 @@ def load_initial(config: Config, expected: str = "") -> InitialModel | None:
 def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, InitialModel | None]:
     """Load the text of a run as `load_dataset`, and the model that it starts from, if any.
 
-    The model's tokenizer is kept if it knows all of the text and is of the config's kind and size;
-    otherwise a new one is learned. The model's path is filled in.
+    The model's tokenizer is kept if it is of the config's kind and size, no data.min_count is set,
+    and the text is its own or has no more tokens that are unknown to it than to a new one.
+    Otherwise a new one is learned. The model's path is filled in.
 
     sha256: the one that the text must have; "": any.
     """
     if config.training.init:
         training = dataclasses.replace(config.training, init=_source(config.training.init))
         config = dataclasses.replace(config, training=training)
-    model = load_initial(config)
-    if model and model.tokenizer.kind == config.data.tokenizer and not config.data.tokenizer_file:
-        tokenizer = model.tokenizer
-        if not tokenizer.is_sized or tokenizer.vocab_size == config.model.vocab_size:
+    model, data = load_initial(config), config.data
+    makes_one, loaded = data.tokenizer_file or data.min_count, []
+    if model and model.tokenizer.kind == data.tokenizer and not makes_one:
+        if not model.tokenizer.is_sized or model.tokenizer.vocab_size == config.model.vocab_size:
             with contextlib.suppress(TokenizerError):
-                return *load_dataset(config, tokenizer, sha256), model
-    return *load_dataset(config, sha256=sha256), model
+                loaded.append(load_dataset(config, model.tokenizer, sha256))
+    if not loaded or (loaded[0][1].unknown_share() and not sha256):
+        loaded.append(load_dataset(config, sha256=sha256))
+    config, dataset = min(loaded, key=lambda each: each[1].unknown_share())
+    if model and dataset is not loaded[0][1]:
+        model = dataclasses.replace(model, lacks=loaded[0][1].unknown_share())
+    return config, dataset, model
 
 
 def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> tuple[Params, str]:
@@ -121,6 +128,8 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
         f"embedding and head for the {counted(len(ours), 'token')} that both vocabularies have"
         f"{rest}"
     )
+    if model.lacks:
+        sentence += f" Its own vocabulary lacks {model.lacks:.1%} of the text's tokens."
     return dataclasses.replace(params, embedding=embedding, head=head), sentence
 
 

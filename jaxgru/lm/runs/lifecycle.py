@@ -220,8 +220,8 @@ class _Run:
         train, validation = (f"{len(split):,}" for split in (dataset.train, dataset.validation))
         text = f"{train} training and {validation} validation tokens from {dataset.source}"
         if (token := dataset.tokenizer.unknown) is not None:
-            unknown = (dataset.train == token).sum() + (dataset.validation == token).sum()
-            text += f"; {unknown:,} of them are {dataset.tokenizer.pieces[token].strip()}"
+            piece = dataset.tokenizer.pieces[token].strip()
+            text += f"; {dataset.unknown_share():.2%} of them are {piece}"
         processes = f" in {jax.process_count()} processes" if is_distributed() else ""
         print_labelled("data", text)
         print_labelled("device", f"{self.mesh.size} × {jax.devices()[0].device_kind}{processes}")

@@ -1,6 +1,7 @@
 """`jaxgru train --init MODEL`: training starts from the weights of another model."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -18,11 +19,11 @@ import jaxgru
 from jaxgru.cells import CELLS
 from jaxgru.lm import load
 from jaxgru.lm.config import ModelConfig, config_names, load_config
-from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.data.tokenizers import TOKENIZERS, CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.runs.folders import RunInfo, load_info, save_config, save_info
-from jaxgru.lm.runs.initial import config_from, initial_params, load_initial
+from jaxgru.lm.runs.initial import config_from, initial_params, load_initial, load_text
 from jaxgru.lm.runs.reports import published_losses
 from study.jobs import all_jobs, find_job
 
@@ -100,6 +101,37 @@ class TestWeights:
         ours, sentence = initial_params(fresh, load_initial(config_from("astra_alpha")), tokenizer)
         chex.assert_trees_all_equal((ours.embedding, ours.head), (fresh.embedding, fresh.head))
         assert "for the 0 tokens that both vocabularies have; for the other 60" in sentence
+
+
+class TestVocabulary:
+    @pytest.mark.parametrize("kind, mine, options, own, lacks", [
+        ("characters", "a" * 999 + "x", {}, False, 0.001),
+        ("characters", "a" * 999 + "x", {}, True, None),  # of its own text it is kept in any case
+        ("characters", "a" * 999 + "b", {}, False, None),
+        ("characters", "a" * 1000, {"data.min_count": 3}, True, 0),
+        ("words", " a" * 990 + " x" * 10, {}, False, 0.01),
+        ("words", " a" * 999 + " x", {}, False, None),  # which no new one would know, either
+        ("words", " a" * 900 + " b" + " x" * 99, {"data.min_count": 100}, False, 0),
+    ])  # fmt: skip
+    def test_is_the_one_that_knows_more_of_the_text(
+        self, kind, mine, options, own, lacks, tmp_path
+    ):
+        """Of the model's, for None, and a new one; with a min_count, it is the new one."""
+        theirs = TOKENIZERS[kind].learn({"characters": "ab", "words": " a b"}[kind] * 9, 0, 2)
+        sizes = {"model.vocab_size": theirs.vocab_size, "model.hidden_dim": 3}
+        config = load_config("astra_alpha", {"data.tokenizer": kind, **sizes})
+        path, text = tmp_path / "model.safetensors", tmp_path / "mine.txt"
+        save_safetensors(path, jaxgru.lm.init(jax.random.key(0), config.model), config, theirs)
+        text.write_text(mine)
+        config = config_from(str(path), {"data.corpus": str(text), **options})
+        sha256 = hashlib.sha256(mine.encode()).hexdigest() if own else ""
+        config, dataset, model = load_text(config, sha256)
+        min_count = options.get("data.min_count", TOKENIZERS[kind].min_count)
+        wanted = theirs if lacks is None else TOKENIZERS[kind].learn(mine, 0, min_count)
+        assert dataset.tokenizer.to_bytes() == wanted.to_bytes()
+        _, sentence = initial_params(random_params(config.model), model, dataset.tokenizer)
+        says = f" Its own vocabulary lacks {lacks or 0:.1%} of the text's tokens."
+        assert sentence.endswith(says) == bool(lacks)
 
 
 class TestARun:

@@ -37,7 +37,7 @@ class Tokenizer(abc.ABC):
       is_text: `to_bytes` gives UTF-8, not any bytes.
       is_sized: `learn` is told by model.vocab_size how many tokens to make.
       reads_bytes: a file need not be text; what is not UTF-8 is escaped.
-      min_count: what data.min_count is by default.
+      min_count: what data.min_count is by default; 0: the kind has no unknown token.
       unknown: the token of whatever the vocabulary lacks; None: there is none.
       vocab_size: the number of tokens.
       pieces: of each token: what it stands for; no two are alike.
@@ -49,7 +49,7 @@ class Tokenizer(abc.ABC):
     is_text: ClassVar[bool] = True
     is_sized: ClassVar[bool] = False
     reads_bytes: ClassVar[bool] = False
-    min_count: ClassVar[int] = 1
+    min_count: ClassVar[int] = 0
     unknown: int | None = None
     vocab_size: int
     pieces: list[str]

@@ -23,6 +23,7 @@ class CharacterTokenizer(Tokenizer):
 
     kind = "characters"
     file_name = "tokenizer.json"
+    min_count = 1
     about = "one token for each that occurs in the text"
 
     def __init__(self, vocabulary: str, unknown: int | None = None) -> None:
