@@ -10,7 +10,9 @@ without its first token, and v any token,
 
 In the highest order, c(hw) is how often hw occurs; in a lower order, it is the number of different
 tokens that hw occurs after. For the empty context, p(w | h′) is 1/V. A context that was never seen
-has γ = 1 and no other term. D is the discount of a count; each order has its own discounts:
+has γ = 1 and no other term. Of a text in units, no k-gram goes beyond a unit; nothing comes before
+one that begins with the end-of-unit token, so its c is how often it occurs (Heafield et al. 2013,
+ACL). D is the discount of a count; each order has its own discounts:
 
     D(0) = 0,  D(j) = j − (j + 1) Y n_{j+1} / n_j  for j = 1, 2, 3,  D(j) = D(3) for j > 3
     Y = n_1 / (n_1 + 2 n_2),  n_j: the number of k-grams with the count j
@@ -137,8 +139,13 @@ class NGram:
         return text[len(prompt) :].astype(np.int32)
 
 
-def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> NGram:
+def count_ngrams(
+    tokens: Int[np.ndarray, "N"], vocab_size: int, order: int, end: int | None = None
+) -> NGram:
     """Count the k-grams of a text for k up to order, and return the smoothed model.
+
+    `end` is the end-of-unit token of a text in units, such as `Dataset.end`: only what follows one
+    predicts the next token, in the model's text and in any other.
 
     Raises what `as_sequence` raises, and UserError if the order is not in 1 to 8 or the text has
     fewer tokens than that.
@@ -148,16 +155,22 @@ def count_ngrams(tokens: Int[np.ndarray, "N"], vocab_size: int, order: int) -> N
     if len(tokens) < order:
         raise UserError(f"an order of {order} needs at least {order} tokens, not {len(tokens)}.")
     tables = []
-    ids = np.zeros(len(tokens) + 1, np.int64)  # of the k-gram at each position; first of 0-grams
+    starts = np.arange(len(tokens))  # of the k-grams, and below, the id of each k-gram by its start
+    ids = np.zeros(len(tokens) + 1, np.int64)
     for k in range(order):
-        contexts, endings = ids[:-1], ids[1:]
-        keys, ids, counts = np.unique(
-            contexts * vocab_size + tokens[k:], return_inverse=True, return_counts=True
+        starts = starts[starts + k < len(tokens)]
+        if k > 1:
+            starts = starts[tokens[starts + k - 1] != end]
+        if not len(starts):  # no unit is that long
+            break
+        endings = ids[starts + 1]
+        keys, ids[starts], counts = np.unique(
+            ids[starts] * vocab_size + tokens[starts + k], return_inverse=True, return_counts=True
         )
         suffixes = np.empty_like(keys)
-        suffixes[ids] = endings
+        suffixes[ids[starts]] = endings
         tables.append(Grams(keys, counts, suffixes))
-    return _smoothed(tuple(tables), vocab_size)
+    return NGram(order, vocab_size, tuple(tables), _weights(tables, vocab_size, end))
 
 
 def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V V"]:
@@ -173,16 +186,16 @@ def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.
     return counts.reshape(vocab_size, vocab_size) / (len(tokens) - 1)
 
 
-def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
+def _weights(tables: list[Grams], vocab_size: int, end: int | None) -> tuple[Weights, ...]:
     """Compute the equations at the top of this file, for every k-gram and every context."""
     weights = []
-    num_contexts = 1
-    for grams, longer in zip(tables, (*tables[1:], None), strict=True):
-        c = grams.counts
+    num_contexts, begins = 1, np.array([False])  # whether a context begins a unit
+    for k, (grams, longer) in enumerate(zip(tables, (*tables[1:], None), strict=True)):
+        h, c = grams.keys // vocab_size, grams.counts
         if longer is not None:
-            c = np.bincount(longer.suffixes, minlength=len(grams.keys))
+            after = np.bincount(longer.suffixes, minlength=len(c))
+            c = np.where(begins[h], c, after)
         d = _discounts(c)[np.minimum(c, 3)]
-        h = grams.keys // vocab_size
         totals = np.bincount(h, c, num_contexts)
         discounted = np.bincount(h, d, num_contexts)
         # A total is 0 if nothing follows the context. In lower orders, it is also 0 if something
@@ -191,8 +204,8 @@ def _smoothed(tables: tuple[Grams, ...], vocab_size: int) -> NGram:
         shares = (c - d) / divisors[h]
         gammas = np.where(totals > 0, discounted / divisors, 1)
         weights.append(Weights(np.append(shares, 0), np.append(gammas, 1)))
-        num_contexts = len(grams.keys)
-    return NGram(len(tables), vocab_size, tables, tuple(weights))
+        num_contexts, begins = len(c), begins[h] if k else grams.keys == end
+    return tuple(weights)
 
 
 def _discounts(c: Int[np.ndarray, "G"]) -> Float[np.ndarray, "4"]:

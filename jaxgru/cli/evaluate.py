@@ -157,7 +157,7 @@ def _counted(arguments: Namespace) -> tuple[NGram, Config, Tokenizer, Corpus | D
     """Return an n-gram model, its config and tokenizer, and the text to evaluate it on."""
     config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
     text = _another_text(arguments, dataset.tokenizer, "") or dataset
-    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, arguments.ngram)
+    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, arguments.ngram, dataset.end)
     return model, config, dataset.tokenizer, text
 
 

@@ -128,7 +128,7 @@ def main() -> None:
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
         tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
-        model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram)
+        model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.end)
     else:
         found = trained_model(arguments, DEFAULT)
         (model, config, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()

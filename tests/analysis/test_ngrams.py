@@ -25,18 +25,25 @@ TEXT = np.array([0, 1, 0, 1, 2, 1])
 
 
 class BruteForce:
-    """Interpolated modified Kneser–Ney from Chen & Goodman's equations: tuples, sets and loops."""
+    """Interpolated modified Kneser–Ney from Chen & Goodman's equations: tuples, sets and loops.
 
-    def __init__(self, text: np.ndarray, vocab_size: int, order: int) -> None:
+    In units, an `end` is the first or the last token of a k-gram, or not in it.
+    """
+
+    def __init__(self, text: np.ndarray, vocab_size: int, order: int, end: int = -1) -> None:
         text = tuple(text.tolist())
         self.V, self.n = vocab_size, order
         self.c: dict[tuple[int, ...], int] = Counter()
-        for i in range(len(text) - order + 1):
-            self.c[text[i : i + order]] += 1
-        for k in range(1, order):
+        for k in range(1, order + 1):
             before: dict[tuple[int, ...], set[int]] = {}
-            for i in range(1, len(text) - k + 1):
-                before.setdefault(text[i : i + k], set()).add(text[i - 1])
+            for i in range(len(text) - k + 1):
+                gram = text[i : i + k]
+                if end in gram[1:-1]:
+                    continue
+                if k == order or (k > 1 and gram[0] == end):
+                    self.c[gram] += 1
+                elif i > 0:
+                    before.setdefault(gram, set()).add(text[i - 1])
             for gram, tokens in before.items():
                 self.c[gram] = len(tokens)
         self.D = {k: self.discounts(k) for k in range(1, order + 1)}
@@ -122,11 +129,12 @@ class TestByHand:
 
 class TestAgainstBruteForce:
     @pytest.mark.parametrize("order", [1, 2, 3, 4])
-    @pytest.mark.parametrize("vocab_size, seed", [(3, 0), (6, 1)])
-    def test_every_context(self, order, vocab_size, seed):
+    @pytest.mark.parametrize("vocab_size, seed, units", [(3, 0, {}), (6, 1, {}), (6, 1, {"end": 2})])
+    def test_every_context(self, order, vocab_size, seed, units):
         """Contexts seen and unseen, of every length up to one token more than the model reads."""
         text = markov_text(vocab_size, 400, seed)
-        model, reference = (make(text, vocab_size, order) for make in (count_ngrams, BruteForce))
+        model = count_ngrams(text, vocab_size, order, **units)
+        reference = BruteForce(text, vocab_size, order, **units)
         rng = np.random.default_rng(2)
         for length in range(order + 1):
             for context in rng.integers(0, vocab_size, (12, length)):
@@ -162,15 +170,19 @@ texts = st.integers(1, 5).flatmap(lambda vocab_size: st.tuples(
     st.integers(1, 8),
     st.lists(st.integers(0, vocab_size - 1), min_size=8, max_size=60),
     st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=12),
+    st.sampled_from([None, 0]),
 ))  # fmt: skip
 
 
 class TestProperties:
     @given(texts)
     def test_distributions(self, example):
-        """Positive, of sum 1, and the very ones whose logarithms are the losses."""
-        vocab_size, order, text, tokens = example
-        model = count_ngrams(np.array(text), vocab_size, order)
+        """Positive, of sum 1, and the very ones whose logarithms are the losses.
+
+        In units, those of each unit alone, also where all are shorter than the order.
+        """
+        vocab_size, order, text, tokens, end = example
+        model = count_ngrams(np.array(text), vocab_size, order, end)
         for evaluated in (np.array(text), np.array(tokens)):
             nll = model.token_nll(evaluated)
             assert nll.shape == (len(evaluated) - 1,)
@@ -180,10 +192,12 @@ class TestProperties:
                 assert p.min() > 0
                 assert p.sum() == pytest.approx(1, abs=1e-13)
                 assert nll[t - 1] == pytest.approx(-math.log(p[evaluated[t]]), abs=1e-13)
+                start = max(np.flatnonzero(evaluated[:t] == end), default=0)
+                np.testing.assert_array_equal(model.probabilities(evaluated[start:t]), p)
 
     @given(texts)
     def test_pairs_give_back_the_counts(self, example):
-        vocab_size, _, text, _ = example
+        vocab_size, _, text, *_ = example
         pairs = np.zeros((vocab_size, vocab_size))
         np.add.at(pairs, (text[:-1], text[1:]), 1)
         seen = pair_frequencies(np.array(text), vocab_size)
