@@ -27,7 +27,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.data.units import encode_units, end_token, lines_of, split_units
+from jaxgru.lm.data.units import encode_units, end_token, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, perplexity, stream_nll
 from jaxgru.lm.model import Params
@@ -227,10 +227,10 @@ def print_lines(
         check_printable(text.text)
     rows: list[list[Any]] = []
     pieces: list[str] = []
-    lines, total = lines_of(text.text), 0.0
+    lines, total = split_units(text.text, "line"), 0.0
     nll: Any = NGram.token_nll if isinstance(model, NGram) else None
     with _naming(text):
-        for scores in score_lines(model, tokenizer, lines, nll, unit or "line"):
+        for scores in score_lines(model, tokenizer, lines, nll, unit):
             nats, count = float(scores.nats.sum()), scores.num_tokens
             mean = _rounded(nats / count) if count else ""
             rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])

@@ -274,9 +274,9 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
 
 
 def unescaped(text: str) -> str:
-    r"""Return the text with \n, \t and \\ replaced by what they stand for, which no shell does."""
-    meant = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
-    return re.sub(r"\\[nt\\]", lambda found: meant[found[0]], text)
+    r"""Return the text with \n, \r, \t and \\ replaced by what they stand for; no shell does it."""
+    meant = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\"}
+    return re.sub(r"\\[nrt\\]", lambda found: meant[found[0]], text)
 
 
 def field_choices(section: str, name: str) -> list[str]:

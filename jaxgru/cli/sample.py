@@ -13,7 +13,7 @@ from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.data.units import lines_of
+from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
@@ -135,7 +135,8 @@ def main() -> None:
     unit, prompt = config.data.unit, arguments.prompt
     options = dataclasses.replace(options, unit=unit)
     if arguments.prompts is not None:
-        lines = lines_of(read_text(arguments.prompts, arguments.encoding or "utf-8").text)
+        text = read_text(arguments.prompts, arguments.encoding or "utf-8").text
+        lines = split_units(text, "line")
         prompts = lines * arguments.num_samples
         texts = enumerate(generate_texts(model, tokenizer, prompts, options))
         records = ({"line": i % len(lines) + 1, "prompt": prompts[i], "text": t} for i, t in texts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp, log
+from math import exp, log, nan
 
 import jax
 import jax.numpy as jnp
@@ -94,8 +94,12 @@ def window_loss(
     return float(window_nll(params, tokens, window, mesh, end).mean())
 
 
-def lines_nll(params: Params, lines: Sequence[Chunk]) -> list[Float[np.ndarray, "_"]]:
+def lines_nll(
+    params: Params, lines: Sequence[Chunk], end: int | None = None
+) -> list[Float[np.ndarray, "_"]]:
     """Compute the nats of each prediction in each line, from zero state; a line may be empty.
+
+    `end` is as for `window_nll`.
 
     The longest lines make the first batch. All batches of a length have the same number of rows,
     so one program computes them. Raises UserError if a token is outside the vocabulary.
@@ -107,7 +111,7 @@ def lines_nll(params: Params, lines: Sequence[Chunk]) -> list[Float[np.ndarray, 
     while left:
         if lengths[left[0]] > TOKENS_AT_ONCE:
             longest, *left = left
-            nats[longest] = stream_nll(params, lines[longest])
+            nats[longest] = stream_nll(params, lines[longest], end)
             continue
         T = max(SHORTEST, _power_of_two(lengths[left[0]]))
         rows = min(_power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
@@ -115,7 +119,7 @@ def lines_nll(params: Params, lines: Sequence[Chunk]) -> list[Float[np.ndarray, 
         padded = np.zeros((1, rows, T + 1), np.int32)
         for row, i in enumerate(batch):
             padded[0, row, : len(lines[i])] = lines[i]
-        (nll,) = np.asarray(_nll(params, padded[..., :-1], padded[..., 1:]), np.float64)
+        (nll,) = np.asarray(_nll(params, padded[..., :-1], padded[..., 1:], end=end), np.float64)
         for row, i in enumerate(batch):
             nats[i] = nll[row, : lengths[i]]
     return nats
@@ -220,9 +224,9 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
     """Convert a loss to nats and bits per token and per character.
 
     It may also be a difference of losses. Losses per character of the same text can be compared
-    between tokenizers.
+    between tokenizers; they are NaN where there is no character.
     """
-    nats_per_character = nats_per_token * num_tokens / num_characters
+    nats_per_character = nats_per_token * num_tokens / num_characters if num_characters else nan
     return {
         "nats_per_token": nats_per_token,
         "bits_per_token": nats_per_token / log(2),

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import nan
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError, Tokens
-from jaxgru.lm.data.units import end_of, end_token
+from jaxgru.lm.data.units import encode_begun, end_token
 from jaxgru.lm.evaluation import in_units, lines_nll, perplexity, stream_nll, window_nll
 from jaxgru.lm.model import Params
 
@@ -48,8 +49,8 @@ class Scores:
 
     @property
     def loss(self) -> float:
-        """The mean, nats per token."""
-        return float(self.nats.mean())
+        """The mean, nats per token; NaN where there are none."""
+        return float(self.nats.mean()) if self.num_tokens else nan
 
     @property
     def perplexity(self) -> float:
@@ -58,7 +59,10 @@ class Scores:
 
     @property
     def bits_per_character(self) -> float:
-        """The sum of the losses in bits, per character: comparable between tokenizers."""
+        """The sum of the losses in bits, per character: comparable between tokenizers.
+
+        NaN where there are no characters.
+        """
         return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
 
 
@@ -102,8 +106,8 @@ def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = strea
 
     Raises UserError if the text is of fewer than two tokens or cannot be encoded.
     """
-    tokens = tokenizer.encode(text)
-    return _scores(tokenizer, text, tokens, nll(model, tokens))
+    tokens, num_characters = _encode(tokenizer, text)
+    return _scores(tokenizer, tokens, num_characters, nll(model, tokens))
 
 
 def score_lines(
@@ -111,7 +115,7 @@ def score_lines(
     tokenizer: Tokenizer,
     lines: Iterable[str],
     nll: NLL[Model] | None = None,
-    unit: str = "line",
+    unit: str = "",
 ) -> Iterator[Scores]:
     """Yield how likely each token of each line is, its first one included, given those before it.
 
@@ -133,50 +137,61 @@ def score_lines(
         its losses is NaN.
       nll: as for `score`, called for each line. None: the model is the parameters, and lines are
         computed in batches.
-      unit: the `data.unit` that the model was trained with. Unless that is "line", what ends such a
-        unit is read in place of the newline.
+      unit: `data.unit` of the model's config. The end-of-unit token is then read in place of the
+        newline, and the line as in training: a separator in it ends a unit, where the state is
+        reset, and the line ends of Windows are newlines.
 
     Raises:
       UserError: `lines` is one string, which `text.splitlines()` cuts; or, when its turn comes, a
         line is no string.
-      TokenizerError: when its turn comes: a line cannot be encoded.
+      TokenizerError: the tokenizer has no end-of-unit token; or, when its turn comes, a line cannot
+        be encoded.
     """
     if isinstance(lines, str):
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
-    start = ""
+    end, start = end_token(tokenizer, unit), ""
     with contextlib.suppress(TokenizerError):
-        end_token(tokenizer, unit)  # there is one
-        start = end_of(unit)
+        end_token(tokenizer, "line")  # there is one
+        start = "\n"
+
+    def encode(line: str) -> tuple[Int[np.ndarray, "N"], int]:
+        return encode_begun(tokenizer, line, unit) if unit else _encode(tokenizer, start + line)
+
     numbered = enumerate(lines, 1)
     groups = iter(lambda: list(itertools.islice(numbered, LINES_AT_ONCE)), [])
     return itertools.chain.from_iterable(
-        _group_scores(model, tokenizer, start, group, nll) for group in groups
+        _group_scores(model, tokenizer, encode, group, nll, end) for group in groups
     )
 
 
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[Int[np.ndarray, "N"], int]:
+    """Return a text's tokens, and how many characters all but the first stand for."""
+    tokens = tokenizer.encode(text)
+    return tokens, len(text) - tokenizer.num_characters(tokens[:1], text)
+
+
 def _group_scores(
-    model: Any, tokenizer: Tokenizer, start: str, group: list[tuple[int, str]], nll: NLL | None
-) -> Iterator[Scores]:
-    texts, tokens = [], []
+    model: Any, tokenizer: Tokenizer, encode: Callable[[str], tuple[Tokens, int]],
+    group: list[tuple[int, str]], nll: NLL | None, end: int | None,
+) -> Iterator[Scores]:  # fmt: skip
+    encoded = []
     for number, line in group:
         if not isinstance(line, str):
             raise UserError(f"line {number} is {shown(line)}; it must be a string.")
-        texts.append(start + line)
         try:
-            tokens.append(tokenizer.encode(texts[-1]))
-        except TokenizerError as error:
+            encoded.append(encode(line))
+        except UserError as error:
             raise TokenizerError(f"line {number} cannot be encoded: {error}") from error
+    tokens, sizes = zip(*encoded, strict=True)
     if nll is None:
-        nats = lines_nll(model, tokens)
+        nats = lines_nll(model, tokens, end)
     else:
         nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
-    return map(partial(_scores, tokenizer), texts, tokens, nats)
+    return map(partial(_scores, tokenizer), tokens, sizes, nats)
 
 
 def _scores(
-    tokenizer: Tokenizer, text: str, tokens: Tokens, nats: Float[np.ndarray, "_"]
+    tokenizer: Tokenizer, tokens: Tokens, num_characters: int, nats: Float[np.ndarray, "_"]
 ) -> Scores:
     """Return the scores of a text's tokens but the first."""
-    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
-    num_characters = len(text) - tokenizer.num_characters(tokens[:1], text)
-    return Scores(nats, num_characters, pieces)
+    return Scores(nats, num_characters, [tokenizer.pieces[token] for token in tokens[1:]])

@@ -129,7 +129,9 @@ class TestByHand:
 
 class TestAgainstBruteForce:
     @pytest.mark.parametrize("order", [1, 2, 3, 4])
-    @pytest.mark.parametrize("vocab_size, seed, units", [(3, 0, {}), (6, 1, {}), (6, 1, {"end": 2})])
+    @pytest.mark.parametrize("vocab_size, seed, units", [
+        (3, 0, {}), (6, 1, {}), (6, 1, {"end": 2}),
+    ])  # fmt: skip
     def test_every_context(self, order, vocab_size, seed, units):
         """Contexts seen and unseen, of every length up to one token more than the model reads."""
         text = markov_text(vocab_size, 400, seed)

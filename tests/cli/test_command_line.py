@@ -51,9 +51,9 @@ def test_dashes_and_underscores_are_the_same_in_names_and_not_in_values():
 
 
 def test_a_unit_alone_has_escapes_typed_as_the_help_shows_them(tmp_path, capsys):
-    text = r"a\n\t\\n"
+    text = r"a\r\n\t\\n"
     given = parsed(f"--data.unit={text}", f"--data.corpus={text}")
-    assert config_overrides(given) == {"data.unit": "a\n\t\\n", "data.corpus": text}
+    assert config_overrides(given) == {"data.unit": "a\r\n\t\\n", "data.corpus": text}
     (tmp_path / "mine.toml").write_text(r'data.unit = "\n\n"')
     with pytest.raises(SystemExit):
         parsed("--help", config=tmp_path / "mine.toml")

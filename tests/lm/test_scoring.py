@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,8 @@ from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.errors import UserError
 from jaxgru.lm import Params, evaluate, evaluation, score, score_lines, scoring
 from jaxgru.lm.config import ModelConfig
-from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.data.units import end_of, separator
 from jaxgru.lm.evaluation import stream_nll, window_nll
 
 V = 7
@@ -132,11 +134,26 @@ class TestScoreLines:
         assert (seen.pieces, seen.num_characters) == (alone.pieces, alone.num_characters)
         assert empty.num_tokens == empty.num_characters == 0
 
-    def test_of_a_model_of_other_units_begin_after_their_end(self):
-        tokenizer = CharacterTokenizer("\n\x1eabc")
-        params = random_params(dataclasses.replace(MODEL, vocab_size=5))
-        [seen] = score_lines(params, tokenizer, ["abc"], unit="\n\n")
-        np.testing.assert_allclose(seen.nats, score(params, tokenizer, "\x1eabc").nats, rtol=1e-5)
+    @pytest.mark.parametrize("unit", ["line", ";", ";;", "\n\n", "\r\n\r\n"])
+    @pytest.mark.parametrize("most", [8192, 3])
+    def test_of_a_model_of_units(self, monkeypatch, unit, most):
+        """What ends a unit in a line is one token, from which on the state is a new one."""
+        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", most)
+        tokenizer = CharacterTokenizer("\n\x1e;abc")
+        params = random_params(dataclasses.replace(MODEL, vocab_size=6))
+        end, between = end_of(unit), separator(unit)
+        [seen] = score_lines(params, tokenizer, [f"ab{between}c".replace("\n", "\r\n")], unit=unit)
+        assert (seen.pieces, seen.num_characters) == (["a", "b", end, "c"], 3 + len(between))
+        units = [score(params, tokenizer, text).nats for text in (f"{end}ab{end}", f"{end}c")]
+        np.testing.assert_allclose(seen.nats, np.concatenate(units), rtol=1e-5)
+
+    def test_nothing_is_scored_as_nan(self, params):
+        """Without a warning: of an empty line, and of a text whose second byte begins none."""
+        with warnings.catch_warnings(action="error"):
+            [empty] = score_lines(params, self.TOKENIZER, [""])
+            assert np.isnan([empty.loss, empty.perplexity, empty.bits_per_character]).all()
+            half = score(None, ByteTokenizer(), "é", lambda _, tokens: np.ones(len(tokens) - 1))
+            assert half.loss == 1 and np.isnan(half.bits_per_character)
 
     @pytest.mark.parametrize("lines, says", [
         ("ab", r"^lines is one string; give a list of lines, such as text.splitlines\(\)\.$"),

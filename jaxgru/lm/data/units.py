@@ -4,6 +4,8 @@ The tokens of a text in units begin with that token, too, so that the first toke
 predicted after it:
 
     ⏎ a n n a ⏎ b o b ⏎        the state is set to zero before each ⏎ is read
+
+Line ends of Windows, \\r\\n, are read as \\n in every text in units, and in the separator.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ RECORD_SEPARATOR = "\x1e"  # of ASCII, U+001E
 
 def separator(unit: str) -> str:
     """Return what stands between two units of a text: that of a line is a line break."""
-    return "\n" if unit == "line" else unit
+    return "\n" if unit == "line" else unit.replace("\r\n", "\n")
 
 
 def end_of(unit: str) -> str:
@@ -51,23 +53,20 @@ def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
     return int(tokens[0])
 
 
-def split_units(text: str, unit: str) -> list[str]:
-    """Return a text's units, without their ends; the last one need not have one."""
-    if unit == "line":
-        return lines_of(text)
-    units = text.split(separator(unit))
+def units_of(text: str, unit: str) -> list[str]:
+    """Return a text's units, without their ends; the last one, which may be "", has none."""
     if end_of(unit) != separator(unit) and RECORD_SEPARATOR in text:
         raise UserError(
             f"data.unit is {shown(unit)}, which a model reads as U+001E, but the text has that "
             "character, too; remove it, or choose a data.unit of one character."
         )
+    return text.replace("\r\n", "\n").split(separator(unit))
+
+
+def split_units(text: str, unit: str) -> list[str]:
+    """Return the units of a whole text, without their ends; the last one need not have one."""
+    units = units_of(text, unit)
     return units if units[-1] else units[:-1]
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines of a text without their ends, which are \\n or, on Windows, \\r\\n."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    return lines if lines[-1] else lines[:-1]
 
 
 def joined(units: Sequence[str], unit: str) -> str:
@@ -87,6 +86,12 @@ def encode_units(
     for one in units:
         parts += [tokenizer.encode(one), ends]
     return np.concatenate(parts), len("".join(units)) + len(units) * len(separator(unit))
+
+
+def encode_begun(tokenizer: Tokenizer, text: str, unit: str) -> tuple[Int[np.ndarray, "N"], int]:
+    """Return what `encode_units` returns of a text that begins a unit and need not end one."""
+    tokens, num_characters = encode_units(tokenizer, units_of(text, unit), unit)
+    return tokens[:-1], num_characters - len(separator(unit))
 
 
 def held_out(number: int, fraction: float, seed: int) -> Bool[np.ndarray, "N"]:

@@ -17,12 +17,15 @@ from jaxgru.lm.data.units import encode_units, end_token, held_out, split_units
 @pytest.mark.parametrize("text, unit, units", [
     ("ab\nc\n", "line", ["ab", "c"]),
     ("ab\n\nc", "line", ["ab", "", "c"]),  # the last one need not have an end
-    ("ab\r\n\r\nc\rd\r\n", "line", ["ab", "", "c\rd"]),  # lines of Windows
+    ("ab\n\nc\rd\n", "line", ["ab", "", "c\rd"]),
     ("a\nb\n\n\nc\n\n", "\n\n", ["a\nb", "\nc"]),
     ("a<|end|>b<|end|>", "<|end|>", ["a", "b"]),
+    ("a\nb;c\n", ";", ["a\nb", "c\n"]),
 ])  # fmt: skip
 def test_split_by_hand(text, unit, units):
-    assert split_units(text, unit) == units
+    """Also where all, or the first half, have the line ends of Windows, and the unit has."""
+    for other in (text, text.replace("\n", "\r\n"), text.replace("\n", "\r\n", 2)):
+        assert split_units(other, unit) == split_units(other, unit.replace("\n", "\r\n")) == units
 
 
 def test_encoded_by_hand():
