@@ -244,7 +244,7 @@ def compilations() -> Iterator[list[str]]:
 @pytest.fixture
 def run_copy(tiny_run, tmp_path) -> Path:
     """A copy of `tiny_run` that a test may change."""
-    return Path(shutil.copytree(tiny_run, tmp_path / "run_copy", symlinks=True))
+    return Path(shutil.copytree(tiny_run, tmp_path / "run copy", symlinks=True))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
@@ -202,7 +203,7 @@ def claim(run: Path) -> Iterator[None]:
             raise
         left = "no checkpoint was saved yet."
         if steps := saved_steps(run):
-            resume = f"jaxgru train --resume {run}"
+            resume = f"jaxgru train --resume {shlex.quote(str(run))}"
             left = f"the checkpoint of step {steps[-1]} is intact; once that is solved: {resume}"
         raise RunError(f"the run {run} cannot be written: {reason(of_system)}; {left}") from error
 

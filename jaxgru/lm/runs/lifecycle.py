@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -92,8 +93,8 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
         anew = "start a new run."
         if not name.startswith("model."):
-            options = f"--init {path} --{name} {overrides[name]}"
-            anew = f"start a new run from its weights: jaxgru train {options}"
+            words = "jaxgru", "train", "--init", path, f"--{name}", overrides[name]
+            anew = f"start a new run from its weights: {shlex.join(map(str, words))}"
         raise folders.RunError(
             f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
             f"can; {anew}"
@@ -261,7 +262,7 @@ class _Run:
             self._save(state, best, progress)
             console.print(
                 f"Interrupted and saved after step {int(state.step)}. Resume with:\n"
-                f"  jaxgru train --resume {self.folder}"
+                f"  jaxgru train --resume {shlex.quote(str(self.folder))}"
             )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
@@ -300,7 +301,7 @@ class _Run:
         for label, line in zip(("text", ""), first_lines(text), strict=False):
             print_labelled(label, line)
         print_labelled("figure", str(self.folder / "loss.png"))
-        print_labelled("sample", f"jaxgru sample {self.folder}")
+        print_labelled("sample", f"jaxgru sample {shlex.quote(str(self.folder))}")
 
 
 Start = tuple[Path, Config, folders.RunInfo, Dataset, InitialModel | None]

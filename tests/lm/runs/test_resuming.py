@@ -283,7 +283,7 @@ class TestTraining:
         """The rate is far too high, so the first of two epochs is the best."""
         options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny", "training.epochs": 2}
         options |= {"training.learning_rate": 3, "training.patience": patience}
-        run = start_run(load_config("astra_alpha", options), tmp_path / "runs")
+        run = start_run(load_config("astra_alpha", options), tmp_path / "my runs")
         said = capfd.readouterr().out
         params, config, tokenizer = jaxgru.lm.load(run)
         _, dataset = load_dataset(config, tokenizer)
@@ -297,7 +297,7 @@ class TestTraining:
             epochs = f"after the last epoch; {first:.4f} after epoch 1"
         given = f"{loss:.4f} on the validation text {epochs}, which --epoch {other} gives"
         assert f"\nloss    {given}\ntext    " in said
-        assert f"\nfigure  {run / 'loss.png'}\nsample  jaxgru sample {run}\n" in said
+        assert f"\nfigure  {run / 'loss.png'}\nsample  jaxgru sample '{run}'\n" in said
         shown = re.search(r"\ntext    (.*)\n        (.*)\nfigure", said)
         written = (run / "samples.txt").read_text().rpartition("--- stateful")[2]
         assert all(line in written and line.strip() for line in shown.groups())
