@@ -27,7 +27,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.data.units import encode_units, end_token, split_units
+from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, perplexity, stream_nll
 from jaxgru.lm.model import Params
@@ -212,8 +212,7 @@ def _encoded(
         if unit:
             units = encode_units(tokenizer, split_units(text.text, unit), unit)
             return *units, end_token(tokenizer, unit)
-        tokens = tokenizer.encode(text.text)
-        return tokens, len(text.text) - tokenizer.num_characters(tokens[:1], text.text), None
+        return *encode_text(tokenizer, text.text), None
 
 
 def print_lines(

@@ -137,9 +137,9 @@ def main() -> None:
     if arguments.prompts is not None:
         text = read_text(arguments.prompts, arguments.encoding or "utf-8").text
         lines = split_units(text, "line")
-        prompts = lines * arguments.num_samples
-        texts = enumerate(generate_texts(model, tokenizer, prompts, options))
-        records = ({"line": i % len(lines) + 1, "prompt": prompts[i], "text": t} for i, t in texts)
+        texts = generate_texts(model, tokenizer, lines, options, arguments.num_samples)
+        numbered = ((i % len(lines), text) for i, text in enumerate(texts))
+        records = ({"line": i + 1, "prompt": lines[i], "text": text} for i, text in numbered)
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_output(arguments.output, dumped, "json")
         return

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
-from jaxgru.lm.data.units import end_of, end_token
+from jaxgru.lm.data.units import end_of, end_token, units_of
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, step
 from jaxgru.lm.processors import Processor
-from jaxgru.lm.sampling import check_sampling, generate
+from jaxgru.lm.sampling import as_processors, check_sampling, generate
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
@@ -46,7 +46,9 @@ class Options:
       stop: the text ends before the first of these strings.
       logits_processor: as for `generate`; its counts are those of the prompt and the new text.
       unit: `data.unit` of the model's config. The prompt, which may be "", then begins a unit, and
-        the text ends where the unit does; with the carry of another text, the prompt goes on.
+        the text ends where the unit does; with the carry of another text, the prompt goes on. What
+        ends a unit within the prompt begins another: of the prompt, all before is neither read nor
+        counted. The line ends of Windows are read as newlines.
     """
 
     num_tokens: int = 400
@@ -98,8 +100,9 @@ class TextStream(Iterator[str]):
     def carry(self) -> ModelCarry | None:
         """The state after the text so far, prompt included, from which another text can go on.
 
-        If the text has ended before a stop string, this state has read that string, too. None where
-        no state is carried: with `stateful=False`, and with an n-gram model.
+        If the text has ended before a stop string, this state has read that string, too, and if a
+        unit has ended, the next one goes on from it. None where no state is carried: with
+        `stateful=False`, and with an n-gram model.
         """
         return self._tokens.carry()
 
@@ -130,32 +133,30 @@ def stream_text(
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
     Raises:
-      UserError: at the call: the prompt gives no token or has unknown characters, an option or the
-        sample's index is out of range, `stop` is not of strings, or an n-gram model is given a
-        carry or a processor. While the text is generated: the model's logits are NaN, or a
+      UserError: at the call: the prompt is no string, gives no token or has unknown characters, an
+        option or the sample's index is out of range or of a wrong type, or an n-gram model is given
+        a carry or a processor. While the text is generated: the model's logits are NaN, or a
         processor excludes every token or does not return logits.
       ValueError: the carry does not fit the model, or a flag is neither True nor False.
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(tokenizer, options)
     given = _encode(tokenizer, prompt, options, carry is not None)
-    if isinstance(model, Params):
-        tokens = _Recurrent(model, [given.read], options, [sample], given.first, carry)
-    elif carry is None and not options.logits_processor:
-        tokens = _Counted(model, given.read, options, sample, given.first)
-    else:
-        raise UserError("an n-gram model has no carry, and no logits to process; leave them out.")
+    tokens = _tokens(model, [given], options, [(sample, 0)], carry)
     new = _continuation(tokenizer, given, tokens.of_row(0), options)
     return TextStream(itertools.chain([prompt], new), tokens)
 
 
 def generate_texts(
-    model: Params | NGramModel, tokenizer: Tokenizer, prompts: Sequence[str], options: Options
-) -> Iterator[str]:
+    model: Params | NGramModel, tokenizer: Tokenizer, prompts: Sequence[str], options: Options,
+    num_samples: int = 1,
+) -> Iterator[str]:  # fmt: skip
     """Yield the text that follows each prompt, computed in batches of up to 64 prompts.
 
-    Each prompt has random numbers of its own: the text after prompts[i] is that of `stream_text`
-    with sample=i, unless rounding, which may depend on the batch, decides between two tokens.
+    With `num_samples`, a second text for each prompt follows, and so on. The random numbers of a
+    text come from the seed, its prompt's index and its sample's: more prompts or samples change no
+    other text. The first one after prompts[i] is that of `stream_text` with sample=i, unless
+    rounding, which may depend on the batch, decides between two tokens.
 
         for text in generate_texts(params, tokenizer, ["ROMEO:", "JULIET:"], Options(seed=1)):
             print(text)
@@ -166,55 +167,53 @@ def generate_texts(
     if isinstance(prompts, str):
         raise UserError("prompts is one string; give a list of prompts.")
     _check(tokenizer, options)
+    num_samples = check_whole("num_samples", num_samples, 2**32)
     given = []
     for number, prompt in enumerate(prompts, 1):
         try:
             given.append(_encode(tokenizer, prompt, options, goes_on=False))
         except UserError as error:
             raise UserError(f"prompt {number}: {error}") from error
-    if not isinstance(model, Params):
-        return (
-            "".join(stream_text(model, tokenizer, prompt, options, i))[len(prompt) :]
-            for i, prompt in enumerate(prompts)
-        )
-    numbered = list(enumerate(given))
-    batches = (numbered[i : i + PROMPTS_AT_ONCE] for i in range(0, len(given), PROMPTS_AT_ONCE))
-    rows = min(PROMPTS_AT_ONCE, len(given))
+    rows = min(PROMPTS_AT_ONCE if isinstance(model, Params) else 1, len(given) * num_samples)
+    samples = (((n, i), prompt) for i in range(num_samples) for n, prompt in enumerate(given))
+    batches = iter(lambda: list(itertools.islice(samples, rows)), [])
     return itertools.chain.from_iterable(
         _batch_texts(model, tokenizer, batch, options, rows) for batch in batches
     )
 
 
+Sample: TypeAlias = tuple[int, int]  # the prompt's index and the sample's
+
+
 def _batch_texts(
-    params: Params,
-    tokenizer: Tokenizer,
-    prompts: list[tuple[int, _Prompt]],
-    options: Options,
-    rows: int,
-) -> list[str]:
+    model: Params | NGramModel, tokenizer: Tokenizer, prompts: list[tuple[Sample, _Prompt]],
+    options: Options, rows: int,
+) -> list[str]:  # fmt: skip
     """Return the texts after some prompts. Every call has `rows` rows, and so the same program."""
-    groups: dict[bytes | None, list[tuple[int, _Prompt]]] = {}
-    for number, prompt in prompts:
+    groups: dict[bytes | None, list[tuple[Sample, _Prompt]]] = {}
+    for sample, prompt in prompts:
         start = None if prompt.first is None else prompt.first.tobytes()
-        groups.setdefault(start, []).append((number, prompt))
+        groups.setdefault(start, []).append((sample, prompt))
     texts = {}
     for group in groups.values():
-        numbers, given = zip(*group, *group[:1] * (rows - len(group)), strict=True)
-        read = [prompt.read for prompt in given]
-        tokens = _Recurrent(params, read, options, numbers, given[0].first, None)
-        for row, (number, prompt) in enumerate(group):
+        samples, given = zip(*group, *group[:1] * (rows - len(group)), strict=True)
+        tokens = _tokens(model, given, options, samples, None)
+        for row, (sample, prompt) in enumerate(group):
             new = _continuation(tokenizer, prompt, tokens.of_row(row), options)
-            texts[number] = "".join(new)
-    return [texts[number] for number, _ in prompts]
+            texts[sample] = "".join(new)
+    return [texts[sample] for sample, _ in prompts]
 
 
 class _Prompt(NamedTuple):
     """What a model reads of a prompt, what may come first, how texts begin and where they stop."""
 
     read: Int[np.ndarray, "P"]
+    counted: Int[np.ndarray, "C"]  # of the text so far, for the processors
+    goes_on: bool  # within the unit of the text before
     first: Bool[np.ndarray, "V"] | None
     end: str
     stop: Sequence[str]
+    unit_end: int | None
 
 
 def _check(tokenizer: Tokenizer, options: Options) -> None:
@@ -222,6 +221,9 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
     check_whole("seed", options.seed, 2**32 - 1, least=0)
     check_whole("num_tokens", options.num_tokens)
     check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
+    as_processors(options.logits_processor)
+    if not isinstance(options.unit, str):
+        raise UserError(f"unit is {shown(options.unit)}; it must be a string.")
     is_end = lambda end: isinstance(end, str) and end != ""
     if not (isinstance(options.stop, tuple | list) and all(map(is_end, options.stop))):
         raise UserError(
@@ -231,14 +233,21 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
 
 
 def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) -> _Prompt:
-    end, first = tokenizer.may_follow(prompt)
-    known, unit = tokenizer.encode(prompt.removesuffix(end)), end_token(tokenizer, options.unit)
-    if unit is not None and not goes_on:
-        known = np.concatenate([np.array([unit], known.dtype), known])
-    if len(known) == 0:
+    if not isinstance(prompt, str):
+        raise UserError(f"the prompt is {shown(prompt)}; it must be a string.")
+    unit_end, stop = end_token(tokenizer, options.unit), options.stop
+    before, text, begins = [], prompt, []
+    if unit_end is not None:
+        *before, text = units_of(prompt, options.unit)
+        stop = (*stop, end_of(options.unit))
+        begins = [unit_end] if before or not goes_on else []
+    end, first = tokenizer.may_follow(text)
+    counted = tokenizer.encode(text.removesuffix(end))
+    read = np.concatenate([np.array(begins, counted.dtype), counted])
+    if len(read) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
-    stop = options.stop if unit is None else (*options.stop, end_of(options.unit))
-    return _Prompt(known[-1:] if options.last_token_only else known, first, end, stop)
+    read = read[-1:] if options.last_token_only else read
+    return _Prompt(read, counted, not begins, first, end, stop, unit_end)
 
 
 def _continuation(
@@ -274,35 +283,34 @@ class _Recurrent:
     """
 
     def __init__(
-        self,
-        params: Params,
-        prompts: Sequence[Int[np.ndarray, "_"]],
-        options: Options,
-        samples: Sequence[int],
-        first: Bool[np.ndarray, "V"] | None,
-        carry: ModelCarry | None,
-    ) -> None:
-        self.params, self.options, self.first = params, options, first
-        seed, numbers = jax.random.key(options.seed), np.array(samples, np.uint32)
-        key = jax.vmap(jax.random.fold_in, (None, 0))(seed, numbers)
-        last: Any = np.stack([prompt[-1:] for prompt in prompts])
-        if carry is None:
-            carry = initial_carry(params, len(prompts))
+        self, params: Params, prompts: Sequence[_Prompt], options: Options,
+        samples: Sequence[Sample], carry: ModelCarry | None,
+    ) -> None:  # fmt: skip
+        self.params, self.options, self.first = params, options, prompts[0].first
+        number, sample = np.array(samples, np.uint32).T
+        key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), number)
+        # of a prompt's first sample; the others' are none that `split` gives while it is sampled
+        key = jnp.where(sample > 0, jax.vmap(jax.random.fold_in)(key, -sample), key)
+        read = [prompt.read for prompt in prompts]
+        last: Any = np.stack([tokens[-1:] for tokens in read])
+        self.unit_end, self.start = prompts[0].unit_end, initial_carry(params, len(prompts))
+        if carry is None or not prompts[0].goes_on:
+            carry = self.start
         # On the device where `generate` leaves them: with others, its second call compiles anew
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
-        lengths = np.array([len(prompt) - 1 for prompt in prompts])
+        lengths = np.array([len(tokens) - 1 for tokens in read])
         if options.stateful and (most := int(lengths.max())):
-            if len(prompts) == 1:
-                carry = _read(params, prompts[0][None, :-1], carry)
+            if len(read) == 1:
+                carry = _read(params, read[0][None, :-1], carry)
             else:  # a power of two, so that few programs read many batches
-                padded = np.zeros((len(prompts), 1 << (most - 1).bit_length()), np.int32)
-                for row, prompt in zip(padded, prompts, strict=True):
-                    row[: len(prompt) - 1] = prompt[:-1]
+                padded = np.zeros((len(read), 1 << (most - 1).bit_length()), np.int32)
+                for row, tokens in zip(padded, read, strict=True):
+                    row[: len(tokens) - 1] = tokens[:-1]
                 carry = _read(params, padded, carry, lengths)
         self.counts = None
         if options.logits_processor:
-            self.counts = self._counted([prompt[:-1] for prompt in prompts])
+            self.counts = self._counted([prompt.counted for prompt in prompts])
         # the state before the next chunk, and its prompt
         self.key, self.ahead = key, (cast(ModelCarry, carry), last)
         self.behind, self.given = self.ahead, 0  # of the chunk being given
@@ -335,7 +343,7 @@ class _Recurrent:
             raise UserError(f"{excluded}the model's logits are NaN: its weights are damaged.")
         self.chunks.append(new)
         if self.counts is not None:
-            self.counts = self.counts + self._counted(np.concatenate([last, new[:, :-1]], axis=1))
+            self.counts = self.counts + self._counted(new)
 
     def _counted(self, tokens: Iterable[Int[np.ndarray, "_"]]) -> Int[np.ndarray, "B V"]:
         """Return how often each row has each token."""
@@ -348,6 +356,7 @@ class _Recurrent:
         carry, last = self.behind
         given = self.chunks[-1][0, : self.given, None] if self.chunks else ()
         for token in (last[0], *given):
+            carry = self.start if token == self.unit_end else carry
             _, carry = step(self.params, token, carry)
         return carry
 
@@ -364,19 +373,25 @@ def _read(
     return unroll(params.layers, x, carry, lengths=lengths, time_major=True)[1]
 
 
+def _tokens(model: Params | NGramModel, *arguments: Any) -> _Recurrent | _Counted:
+    """Return the tokens of either kind of model."""
+    return (_Recurrent if isinstance(model, Params) else _Counted)(cast(Any, model), *arguments)
+
+
 class _Counted:
     """The tokens of a model whose state is the end of the text so far."""
 
     def __init__(
-        self,
-        model: NGramModel,
-        prompt: Int[np.ndarray, "P"],
-        options: Options,
-        sample: int,
-        first: Bool[np.ndarray, "V"] | None,
-    ) -> None:
-        self.model, self.options, self.text, self.first = model, options, prompt, first
-        self.rng = np.random.default_rng([options.seed, sample])
+        self, model: NGramModel, prompts: Sequence[_Prompt], options: Options,
+        samples: Sequence[Sample], carry: ModelCarry | None,
+    ) -> None:  # fmt: skip
+        if carry is not None or options.logits_processor:
+            raise UserError(
+                "an n-gram model has no carry and no logits to process; leave them out."
+            )
+        [prompt], [sample] = prompts, samples
+        self.model, self.options, self.text, self.first = model, options, prompt.read, prompt.first
+        self.rng = np.random.default_rng([options.seed, *sample])
 
     def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
         """Yield the tokens of the one row; the first is one of those that may come first."""

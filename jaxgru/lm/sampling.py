@@ -72,8 +72,8 @@ def generate(
         rows have ended, nothing more is computed.
       logits_processor: one of `lm/processors.py` or a function like them, or a tuple of these,
         applied in turn.
-      counts: for the processors: how often each token occurs in each row's text before the prompt;
-        None: there is no such text.
+      counts: for the processors: how often each token occurs in each row's text so far, the prompt
+        included; None: in the prompt.
       return_logprobs: also return log p of each token, before processors, temperature and filters.
 
     Returns:
@@ -111,12 +111,9 @@ def generate(
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
     if stop is not None:
         stop = as_stop(stop, V)
-    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
-    if not processors:
+    if not (processors := as_processors(logits_processor)):
         counts = None
-    elif counts is None:
-        counts = jnp.zeros((B, V), jnp.int32)
-    else:
+    elif counts is not None:
         counts = _as_integers("counts", counts, (B, V), 0, 2**31 - 1)
     greedy = not isinstance(temperature, Tracer) and temperature == 0
     arguments = params, key, prompt, carry, temperature, top_p, lengths, stop, counts
@@ -187,6 +184,15 @@ def check_sampling(
     return temperature, top_k, top_p
 
 
+def as_processors(logits_processor: Any) -> tuple[Processor, ...]:
+    """Return the processors as a tuple. Raises UserError if one is no function."""
+    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
+    if not all(map(callable, processors)):
+        what = f"logits_processor is {shown(logits_processor)}"
+        raise UserError(f"{what}; it must be a function or a tuple of functions.")
+    return processors
+
+
 class _State(NamedTuple):
     """What one token hands on to the next; None is what no option in use needs."""
 
@@ -213,8 +219,9 @@ def _generate(
     if stateful and P > 1:
         x, real = rows(params.embedding, prompt[:, :-1]), None if lengths is None else lengths - 1
         _, carry = unroll(params.layers, x, carry, lengths=real)
-    if counts is not None:
+    if processors and counts is None:
         real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
+        counts = jnp.zeros((B, params.head.bo.shape[0]), jnp.int32)
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError, Tokens
-from jaxgru.lm.data.units import encode_begun, end_token
+from jaxgru.lm.data.units import encode_text, end_token
 from jaxgru.lm.evaluation import in_units, lines_nll, perplexity, stream_nll, window_nll
 from jaxgru.lm.model import Params
 
@@ -106,7 +106,7 @@ def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = strea
 
     Raises UserError if the text is of fewer than two tokens or cannot be encoded.
     """
-    tokens, num_characters = _encode(tokenizer, text)
+    tokens, num_characters = encode_text(tokenizer, text)
     return _scores(tokenizer, tokens, num_characters, nll(model, tokens))
 
 
@@ -144,47 +144,37 @@ def score_lines(
     Raises:
       UserError: `lines` is one string, which `text.splitlines()` cuts; or, when its turn comes, a
         line is no string.
-      TokenizerError: the tokenizer has no end-of-unit token; or, when its turn comes, a line cannot
-        be encoded.
+      TokenizerError: when its turn comes: a line cannot be encoded.
     """
     if isinstance(lines, str):
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
-    end, start = end_token(tokenizer, unit), ""
-    with contextlib.suppress(TokenizerError):
-        end_token(tokenizer, "line")  # there is one
-        start = "\n"
-
-    def encode(line: str) -> tuple[Int[np.ndarray, "N"], int]:
-        return encode_begun(tokenizer, line, unit) if unit else _encode(tokenizer, start + line)
-
+    start = ""
+    if not unit:
+        with contextlib.suppress(TokenizerError):
+            end_token(tokenizer, "line")  # there is one
+            start = "\n"
     numbered = enumerate(lines, 1)
     groups = iter(lambda: list(itertools.islice(numbered, LINES_AT_ONCE)), [])
     return itertools.chain.from_iterable(
-        _group_scores(model, tokenizer, encode, group, nll, end) for group in groups
+        _group_scores(model, tokenizer, start, group, nll, unit) for group in groups
     )
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> tuple[Int[np.ndarray, "N"], int]:
-    """Return a text's tokens, and how many characters all but the first stand for."""
-    tokens = tokenizer.encode(text)
-    return tokens, len(text) - tokenizer.num_characters(tokens[:1], text)
-
-
 def _group_scores(
-    model: Any, tokenizer: Tokenizer, encode: Callable[[str], tuple[Tokens, int]],
-    group: list[tuple[int, str]], nll: NLL | None, end: int | None,
+    model: Any, tokenizer: Tokenizer, start: str, group: list[tuple[int, str]], nll: NLL | None,
+    unit: str,
 ) -> Iterator[Scores]:  # fmt: skip
     encoded = []
     for number, line in group:
         if not isinstance(line, str):
             raise UserError(f"line {number} is {shown(line)}; it must be a string.")
         try:
-            encoded.append(encode(line))
+            encoded.append(encode_text(tokenizer, start + line, unit))
         except UserError as error:
             raise TokenizerError(f"line {number} cannot be encoded: {error}") from error
     tokens, sizes = zip(*encoded, strict=True)
     if nll is None:
-        nats = lines_nll(model, tokens, end)
+        nats = lines_nll(model, tokens, end_token(tokenizer, unit))
     else:
         nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
     return map(partial(_scores, tokenizer), tokens, sizes, nats)

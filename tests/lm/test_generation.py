@@ -196,6 +196,15 @@ class TestManyPrompts:
         texts = list(generate_texts(model, TOKENIZER, ["ca", "ca"], Options(num_tokens=N)))
         assert ["ca" + text for text in texts] == [text_of(model, "ca", sample=i) for i in (0, 1)]
 
+    @pytest.mark.parametrize("counted", [False, True])
+    def test_neither_more_prompts_nor_more_samples_change_one(self, params, counted):
+        if counted:
+            params = count_ngrams(TOKENIZER.encode("a bad cab had a lid"), TOKENIZER.vocab_size, 2)
+        options = Options(num_tokens=N, temperature=2)
+        texts = lambda *prompts, n: [*generate_texts(params, TOKENIZER, prompts, options, n)]
+        more = texts("a", "b", "a", n=3)
+        assert texts("a", "b", n=2) == [*more[:2], *more[3:5]] and len(set(more)) == 9
+
     @pytest.mark.parametrize("prompts, says", [
         ("a bad", "^prompts is one string; give a list of prompts.$"),
         (["a", "aX"], "^prompt 2: the vocabulary of 15 characters lacks 'X'; leave it out"),
@@ -325,6 +334,34 @@ class TestUnits:
         text = text_of(params, "bad", unit="line", stop=[stop])
         assert text == "bad" + free["bad"].partition("\n")[0].partition(stop)[0]
 
+    @pytest.mark.parametrize("last_token_only", [False, True])
+    @pytest.mark.parametrize("prompt", ["", "bad"])
+    def test_counts_are_those_of_the_text(self, params, prompt, last_token_only):
+        """Not of the end that is read before it, which would be penalised from the start."""
+        options = dict(logits_processor=RepetitionPenalty(20), temperature=3.0)
+        counts = np.bincount(TOKENIZER.encode(prompt), minlength=TOKENIZER.vocab_size)[None]
+        read = f"\n{prompt}"[-1:] if last_token_only else f"\n{prompt}"
+        expected = prompt + generated(params, read, counts=counts, **options).partition("\n")[0]
+        assert generated(params, read, **options) != generated(
+            params, read, counts=counts, **options
+        )
+        options["last_token_only"] = last_token_only
+        for before in ("", "a\n", "a\r\n\r\n"):
+            text = text_of(params, before + prompt, unit="line", **options)
+            assert text == before + expected
+
+    @pytest.mark.parametrize("begun", ["kid\n", "\n"])
+    def test_after_the_end_another_begins_from_zero(self, params, begun):
+        """The end may be in a prompt that goes on, or have been generated."""
+        options = Options(num_tokens=100, temperature=1.5, unit="line")
+        story = stream_text(params, TOKENIZER, "a", options)
+        assert len("".join(story)) < 100  # so it has ended
+        ended = jaxgru.lm.apply(params, TOKENIZER.encode("\n")[None])[1]
+        chex.assert_trees_all_close(story.carry, ended, rtol=1e-4, atol=1e-5)
+        more = stream_text(params, TOKENIZER, f"{begun}bad", options, carry=story.carry)
+        alone = stream_text(params, TOKENIZER, "bad", options)
+        assert "".join(more) == begun + "".join(alone)
+
     def test_a_carry_goes_on_within_the_unit(self, params):
         options = Options(num_tokens=3, temperature=0, unit="line")
         story = stream_text(params, TOKENIZER, "a", options)
@@ -360,6 +397,9 @@ class TestDefaultPrompt:
 
 
 @pytest.mark.parametrize("prompt, options, says", [
+    (1.5, {}, "^the prompt is 1.5; it must be a string.$"),
+    ("a", {"unit": ["\n"]}, r"^unit is \['\\n'\]; it must be a string.$"),
+    ("a", {"logits_processor": [MinP(0.1)]}, "^logits_processor is .*; it must be a function or a"),
     ("a", {"temperature": float("inf")}, "temperature is inf"),
     ("a", {"top_k": 16}, "top_k is 16; it must be a whole number from 1 to the vocabulary's 15"),
     ("a", {"top_p": 1.1}, "top_p is 1.1"),

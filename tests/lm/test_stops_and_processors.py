@@ -191,12 +191,12 @@ class TestGenerate:
         assert (shared[1:] != seen[0][1:]).any()
 
     def test_counts_continue_a_text_exactly(self, params):
-        """8 tokens and 4 more are the 12, given how often the text before has each token."""
+        """8 tokens and 4 more are the 12, given how often the text so far has each token."""
         options = dict(temperature=0.8, logits_processor=RepetitionPenalty(30))
         whole, *_ = generate(params, KEY, PROMPT, N, **options)
         first, carry, key = generate(params, KEY, PROMPT, 8, **options)
-        before = np.concatenate([PROMPT, first[:, :-1]], axis=1)
-        counts = np.stack([np.bincount(row, minlength=V) for row in before])
+        text = np.concatenate([PROMPT, first], axis=1)
+        counts = np.stack([np.bincount(row, minlength=V) for row in text])
         rest, *_ = generate(params, key, first[:, -1:], 4, carry, counts=counts, **options)
         np.testing.assert_array_equal(np.concatenate([first, rest], axis=1), whole)
         none, *_ = generate(params, key, first[:, -1:], 4, carry, **options)

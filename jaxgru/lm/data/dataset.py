@@ -23,9 +23,9 @@ from jaxgru.lm.data.tokenizers import (
 )
 from jaxgru.lm.data.units import (
     encode_units,
+    end_of,
     end_token,
     held_out,
-    joined,
     separator,
     split_units,
 )
@@ -96,7 +96,7 @@ def load_dataset(
             f"data.unit is {shown(data.unit)}, but {corpora[0].source} has no two units with "
             f"{separator(data.unit)!r} between them."
         )
-    texts = [joined(each, data.unit) for each in units] or texts
+    texts = [end_of(data.unit).join([*each, ""]) for each in units] or texts
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count or kind.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)

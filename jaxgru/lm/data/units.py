@@ -69,11 +69,6 @@ def split_units(text: str, unit: str) -> list[str]:
     return units if units[-1] else units[:-1]
 
 
-def joined(units: Sequence[str], unit: str) -> str:
-    """Return units as the text that a model reads, each with its end."""
-    return "".join(f"{one}{end_of(unit)}" for one in units)
-
-
 def encode_units(
     tokenizer: Tokenizer, units: Sequence[str], unit: str
 ) -> tuple[Int[np.ndarray, "N"], int]:
@@ -88,10 +83,18 @@ def encode_units(
     return np.concatenate(parts), len("".join(units)) + len(units) * len(separator(unit))
 
 
-def encode_begun(tokenizer: Tokenizer, text: str, unit: str) -> tuple[Int[np.ndarray, "N"], int]:
-    """Return what `encode_units` returns of a text that begins a unit and need not end one."""
-    tokens, num_characters = encode_units(tokenizer, units_of(text, unit), unit)
-    return tokens[:-1], num_characters - len(separator(unit))
+def encode_text(
+    tokenizer: Tokenizer, text: str, unit: str = ""
+) -> tuple[Int[np.ndarray, "N"], int]:
+    """Return a text's tokens, and the number of characters that all but the first stand for.
+
+    In units, it begins one and need not end one.
+    """
+    if unit:
+        tokens, num_characters = encode_units(tokenizer, units_of(text, unit), unit)
+        return tokens[:-1], num_characters - len(separator(unit))
+    tokens = tokenizer.encode(text)
+    return tokens, len(text) - tokenizer.num_characters(tokens[:1], text)
 
 
 def held_out(number: int, fraction: float, seed: int) -> Bool[np.ndarray, "N"]:
