@@ -6,7 +6,7 @@
 
 jaxgru exports a model to an .onnx file. The file's inputs are tokens and the carry, and its outputs
 are logits and the next carry. Each call writes one character, and takes the carry that the call
-before returned.
+before returned. A model that was trained in units, such as lines, writes one.
 
 `--page` makes a folder with the file, its characters and these options, and
 `examples/onnx_page.html`, in which onnxruntime-web does the same. The page loads that package from
@@ -20,6 +20,7 @@ import argparse
 import itertools
 import json
 import math
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,26 +30,33 @@ import numpy as np
 import onnxruntime
 
 from jaxgru import UserError, lm
+from jaxgru.lm.data.units import encode_text, end_token, units_of
 from jaxgru.lm.formats.onnx import save_onnx
 
 PAGE = Path(__file__).with_name("onnx_page.html")
 
 
-def stream(path: Path, prompt: str, temperature: float, seed: int) -> Iterator[str]:
-    """Read a prompt, then write characters without end. Needs NumPy and ONNX Runtime alone."""
+def stream(
+    path: Path, tokens: list[int], end: int | None, temperature: float, seed: int
+) -> Iterator[str]:
+    """Read a prompt's tokens, then write characters until the token `end`, which ends a unit.
+
+    Needs NumPy and ONNX Runtime alone.
+    """
     session = onnxruntime.InferenceSession(path)
     metadata = session.get_modelmeta().custom_metadata_map
     characters = json.loads(metadata["tokenizer_data"])["characters"]
     _, *states = session.get_inputs()  # tokens, then the carry
     carry = {state.name: np.zeros((1, *state.shape[1:]), np.float32) for state in states}
     rng = np.random.default_rng(seed)
-    tokens = [characters.index(c) for c in prompt]
     while True:
         inputs = {"tokens": np.array([tokens], np.int32), **carry}  # tokens (B, T)
         logits, *last = session.run(None, inputs)  # (B, T, V)
         carry = dict(zip(carry, last, strict=True))
         # argmax of logits plus Gumbel noise is a draw from their softmax
         tokens = [(logits[0, -1] / temperature + rng.gumbel(size=logits.shape[2])).argmax()]
+        if tokens[0] == end:
+            return
         yield characters[tokens[0]]
 
 
@@ -59,7 +67,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--model", default="astra_beta", help="name, run or file (%(default)s)")
-    add("--prompt", default="ROMEO: ", help="text to continue (%(default)r)")
+    add("--prompt", help="text to continue ('ROMEO: '; of a model of units, none)")
     add("--num-tokens", type=int, default=1000, metavar="N",
         help="characters to write (%(default)s)")  # fmt: skip
     add("--temperature", type=float, default=0.8, metavar="N",
@@ -68,8 +76,8 @@ def main() -> None:
         help="seed of the random choices, not of the page's (%(default)s)")  # fmt: skip
     add("--page", type=Path, metavar="FOLDER", help="make the page in this new folder")
     arguments = parser.parse_args()
-    if not arguments.prompt or not 0 < arguments.temperature < math.inf:
-        parser.error("the prompt needs a character, and the temperature must be finite, above 0.")
+    if not 0 < arguments.temperature < math.inf:
+        parser.error("the temperature must be finite, above 0.")
     if min(arguments.num_tokens, arguments.seed) < 0:
         parser.error("--num-tokens and --seed must be 0 or more.")
     with tempfile.TemporaryDirectory() as temporary:
@@ -78,21 +86,29 @@ def main() -> None:
             params, config, tokenizer = lm.load(arguments.model)
             if config.data.tokenizer != "characters":
                 raise UserError(f"{arguments.model} is not a character model.")
-            prompt = tokenizer.encode(arguments.prompt)  # which says what it does not know
+            unit = config.data.unit
+            prompt = arguments.prompt
+            if prompt is None:
+                prompt = "" if unit else "ROMEO: "
+            read = units_of(prompt, unit)[-1] if unit else prompt  # from a zero state
+            tokens, _ = encode_text(tokenizer, read, unit)  # which says what it does not know
+            if not len(tokens):
+                raise UserError("the prompt needs a character.")
+            tokens, end = tokens.tolist(), end_token(tokenizer, unit)
             save_onnx(path, params, config, tokenizer)  # which says what ONNX lacks
         except UserError as error:
             parser.error(str(error))
         if folder := arguments.page:
             folder.mkdir(exist_ok=True)
             shutil.copy(path, folder)
-            page = dict(characters=tokenizer.pieces, prompt=prompt.tolist())
+            page = dict(characters=tokenizer.pieces, prompt=tokens, end=end)
             page |= dict(temperature=arguments.temperature, num_tokens=arguments.num_tokens)
             (folder / "page.json").write_text(json.dumps(page))
             shutil.copy(PAGE, folder / "index.html")
-            print(f"python -m http.server --directory {folder}")
+            print(shlex.join(["python", "-m", "http.server", "--directory", str(folder)]))
             return
-        text = stream(path, arguments.prompt, arguments.temperature, arguments.seed)
-        print(arguments.prompt, end="")
+        text = stream(path, tokens, end, arguments.temperature, arguments.seed)
+        print(prompt, end="")
         for character in itertools.islice(text, arguments.num_tokens):
             print(character, end="", flush=True)
         print()

@@ -8,7 +8,7 @@ continues from this state, and never reads the text again.
 
 `POST /` with {"prompt": "ROMEO: "} returns plain text while it is generated. Its header State is a
 number. Send it as "after" with the next prompt to continue that text. The other fields are those of
-`jaxgru.lm.generation.Options`:
+`jaxgru.lm.generation.Options`. A model that was trained in units, such as lines, writes one:
 
     curl --no-buffer -d '{"prompt": "ROMEO: ", "num_tokens": 400}' http://127.0.0.1:8000
 
@@ -17,6 +17,7 @@ machine.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 from collections import OrderedDict
@@ -60,8 +61,9 @@ PAGE = """<!doctype html>
 
 def server_of(model: str, port: int) -> ThreadingHTTPServer:
     """Return the server of a model that `lm.load` knows; port 0 is any that is free."""
-    params, _, tokenizer = lm.load(model)
+    params, config, tokenizer = lm.load(model)
     states, numbers = OrderedDict(), itertools.count(1)
+    names = {field.name for field in dataclasses.fields(Options)}
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # seconds for which a client may neither send nor read
@@ -79,11 +81,14 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
                 if not (isinstance(question, dict) and "prompt" in question):
                     raise UserError('the question must be like {"prompt": "ROMEO: "}.')
                 prompt, after = question.pop("prompt"), question.pop("after", None)
-                if type(after) not in (int, type(None)):  # `stream_text` checks all else
+                if type(after) not in (int, type(None)):
                     raise UserError(f"after is {after!r}; it must be a number that State gave.")
-                options = Options(**{"num_tokens": 200, "seed": next(numbers), **question})
+                if unknown := question.keys() - names:
+                    raise UserError(f"there is no field {min(unknown)!r}, only {sorted(names)}.")
+                defaults = {"num_tokens": 200, "seed": next(numbers), "unit": config.data.unit}
+                options = Options(**defaults | question)  # whose values `stream_text` checks
                 text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
-            except (ValueError, TypeError, RecursionError, TimeoutError) as error:
+            except (ValueError, RecursionError, TimeoutError) as error:
                 self.begin(400, "text/plain")
                 self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
                 return
@@ -91,7 +96,7 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
             self.begin(200, "text/plain", State=state)
             try:
                 for piece in text:
-                    self.wfile.write(piece.encode())
+                    self.wfile.write(piece.encode(errors="surrogateescape"))
                     self.wfile.flush()
             except ConnectionError:
                 return  # the reader has gone, so nothing more is generated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.config import Config, DataConfig, ModelConfig
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.model import Params, init
 
 
@@ -45,6 +47,15 @@ def random_params(
     """Normal weights; no bias is zero. They are NumPy's: `init` would compile for each shape."""
     rng = np.random.default_rng(seed)
     return _fill(config, lambda shape: (scale * rng.standard_normal(shape)).astype(dtype))
+
+
+def lines_model(path: Path) -> tuple[Params, Config, CharacterTokenizer]:
+    """Save a model of lines with random weights, and return it, as `lm.load` does."""
+    tokenizer = CharacterTokenizer("\nabcdefgh")
+    model = ModelConfig("gru", tokenizer.vocab_size, 6, 10, 1)
+    config = Config("lines", model, DataConfig(unit="line"))
+    jaxgru.lm.save(path, params := random_params(model), config, tokenizer)
+    return params, config, tokenizer
 
 
 def random_bits(config: ModelConfig, seed: int = 0) -> Params:

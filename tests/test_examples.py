@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import NODE_MODULES, ROOT, needs_web
+from random_models import lines_model
 
 import jaxgru
 from jaxgru import lm
@@ -371,6 +372,18 @@ class TestOnnxStream:
         )  # fmt: skip
         assert out == f"{wanted}\n"
 
+    @pytest.mark.parametrize("prompt", [[], ["--prompt", "ab\r\nc"]])
+    def test_a_line_ends_where_jaxgru_ends_it(self, monkeypatch, capsys, tmp_path, prompt):
+        params, _, tokenizer = lines_model(tmp_path / "lines.safetensors")
+        options = Options(num_tokens=99, temperature=0, unit="line")
+        wanted = "".join(lm.stream_text(params, tokenizer, "".join(prompt[1:]), options))
+        options = "--model", tmp_path / "lines.safetensors", "--num-tokens", 99, *prompt
+        out = run(monkeypatch, capsys, "onnx_stream", *options, "--temperature", 1e-4)
+        assert len(wanted) < 99 and out == f"{wanted}\n"
+        run(monkeypatch, capsys, "onnx_stream", *options, "--page", tmp_path / "page")
+        page = json.loads((tmp_path / "page" / "page.json").read_text())
+        assert (page["prompt"][0], page["end"]) == (0, 0)
+
     def test_the_page(self, monkeypatch, capsys, tmp_path):
         folder = tmp_path / "page"
         run(
@@ -381,7 +394,7 @@ class TestOnnxStream:
         assert {p.name for p in folder.iterdir()} == {"index.html", "model.onnx", "page.json"}
         assert json.loads((folder / "page.json").read_text()) == {
             "characters": tokenizer.pieces, "prompt": tokenizer.encode("JULIET: ").tolist(),
-            "num_tokens": 30, "temperature": 0.5,
+            "num_tokens": 30, "temperature": 0.5, "end": None,
         }  # fmt: skip
         assert len((folder / "index.html").read_text().splitlines()) <= 41
 

@@ -392,8 +392,12 @@ class TestDefaultPrompt:
     def test_of_subwords_is_a_word(self, tokenizer, tiny_text):
         prompt = default_prompt("", tokenizer)
         assert len(prompt) > 1 and prompt in tiny_text.read_text()
-        with pytest.raises(UserError, match=r"the prompt ' \\n ' gives no token"):
-            stream_text(wild(60), tokenizer, " \n ", Options())
+        for empty, says in (
+            (" \n ", r"the prompt ' \\n ' gives no token"),
+            ("\ud800", "UTF-8 lacks"),
+        ):
+            with pytest.raises(UserError, match=says):
+                stream_text(wild(60), tokenizer, empty, Options())
 
 
 @pytest.mark.parametrize("prompt, options, says", [

@@ -117,6 +117,7 @@ class SentencePieceTokenizer(SentencePieceModel):
 
     def may_follow(self, prompt: str) -> Start:
         """Return the prompt's last character where encoding loses white space at its end."""
+        check_utf_8(prompt)
         normalize = self._processor.normalize
         if normalize(prompt) == normalize(prompt + "x")[:-1]:
             return "", None
