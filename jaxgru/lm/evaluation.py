@@ -99,10 +99,9 @@ def lines_nll(
 ) -> list[Float[np.ndarray, "_"]]:
     """Compute the nats of each prediction in each line, from zero state; a line may be empty.
 
-    `end` is as for `window_nll`.
-
     The longest lines make the first batch. All batches of a length have the same number of rows,
-    so one program computes them. Raises UserError if a token is outside the vocabulary.
+    so one program computes them. `end` is as for `window_nll`. Raises UserError if a token is
+    outside the vocabulary.
     """
     as_sequence("tokens", np.concatenate(lines), len(params.embedding))
     params, nats = on_device(params), [np.empty(0)] * len(lines)

@@ -27,6 +27,7 @@ from jaxgru.lm.sampling import as_processors, check_sampling, generate
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once
 PROMPTS_AT_ONCE = 64
+Sample: TypeAlias = tuple[int, int]  # the prompt's index and the sample's
 
 
 @runtime_checkable
@@ -182,9 +183,6 @@ def generate_texts(
     )
 
 
-Sample: TypeAlias = tuple[int, int]  # the prompt's index and the sample's
-
-
 def _batch_texts(
     model: Params | NGramModel, tokenizer: Tokenizer, prompts: list[tuple[Sample, _Prompt]],
     options: Options, rows: int,
@@ -289,7 +287,7 @@ class _Recurrent:
         self.params, self.options, self.first = params, options, prompts[0].first
         number, sample = np.array(samples, np.uint32).T
         key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), number)
-        # of a prompt's first sample; the others' are none that `split` gives while it is sampled
+        # It is the first sample's; `split`, which `generate` goes on with, gives no other's
         key = jnp.where(sample > 0, jax.vmap(jax.random.fold_in)(key, -sample), key)
         read = [prompt.read for prompt in prompts]
         last: Any = np.stack([tokens[-1:] for tokens in read])

@@ -59,10 +59,7 @@ class Scores:
 
     @property
     def bits_per_character(self) -> float:
-        """The sum of the losses in bits, per character: comparable between tokenizers.
-
-        NaN where there are no characters.
-        """
+        """The sum of the losses in bits, per character: comparable between tokenizers."""
         return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
 
 
