@@ -305,8 +305,7 @@ def over_batch_axes(run: Callable, x: Any, rows: Sequence[Size]) -> Callable:
     the dropout have none. Each axis stays sharded as it is. Merged axes are up to twice as fast.
     """
     kept = max(range(len(rows)), key=lambda axis: rows[axis])
-    # of a `Lookup`, the ids have batch axes, the table has none
-    of_x = lambda axis: (None, axis) if isinstance(x, Lookup) else axis
+    of_x = lambda axis: x._replace(table=None, ids=axis) if isinstance(x, Lookup) else axis
     for axis in (axis for axis in range(len(rows)) if axis != kept):
         inputs = of_x(axis + 1), axis + 1, axis + 1, axis + 1
         run = jax.vmap(run, (inputs, axis, axis, axis, None, None), (axis + 1, axis, axis + 1))
