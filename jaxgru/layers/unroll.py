@@ -6,7 +6,7 @@ Batch-major. `implementations.py` decides who computes, time-major; the transpos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -125,90 +125,76 @@ def unroll(
       TypeError: forward mode needs the implementation "autodiff".
     """
     layers = as_layers("layers", layers)
-    check_flags(reverse=reverse)
     check_order(layers, x, carry)
-    options = _options(implementation, time_major, return_carries, remat)
-    arguments = _arguments(options, x, carry, reset, lengths, mask, initial, dropout)
-    with forward_mode_explained():
-        return _unroll(options, reverse, layers, *arguments)
+    options = _Options(implementation, time_major, return_carries, remat, reverse)
+    given = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    return _call(_unroll, options, given, layers)
 
 
 class _Options(NamedTuple):
     """How layers are computed; see `unroll`."""
 
     implementation: str
-    time_major: bool
-    return_carries: bool
-    remat: bool
+    time_major: bool = True
+    return_carries: bool = False
+    remat: bool = False
+    reverse: bool = False
 
 
-def _options(
-    implementation: str, time_major: bool = True, return_carries: bool = False, remat: bool = False
-) -> _Options:
-    """Return checked options."""
-    check_flags(time_major=time_major, return_carries=return_carries, remat=remat)
-    check_one_of("the implementation", implementation, IMPLEMENTATIONS)
-    return _Options(implementation, time_major, return_carries, remat)
+class _Arguments(NamedTuple):
+    """What layers are computed of; see `unroll`."""
+
+    x: Any
+    carry: Any
+    reset: Any = None
+    lengths: Any = None
+    mask: Any = None
+    initial: Any = None
+    dropout: Dropouts = None
 
 
-def _arguments(
-    options: _Options,
-    x: Any,
-    carry: Any,
-    reset: Any,
-    lengths: Any,
-    mask: Any,
-    initial: Any,
-    dropout: Any,
-) -> tuple[Any, ...]:
-    """Return what `jit` takes of the arguments, arrays, and check the values of flags and lengths.
+def _call(function: Callable, options: _Options, given: _Arguments, *layers: Any) -> Any:
+    """Call a compiled function, with arrays as arguments.
 
-    All else is checked while it traces.
+    Here, the values of flags and lengths are checked. All else is while the function is traced.
     """
-    x = as_input(x)
-    shape = x.shape[:-1]
-    axis = 0 if options.time_major else len(shape) - 1
-    if lengths is not None and mask is not None:
+    check_one_of("the implementation", options.implementation, IMPLEMENTATIONS)
+    check_flags(**dict(zip(options._fields[1:], options[1:], strict=True)))
+    if given.lengths is not None and given.mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
-    if reset is not None:
-        reset = as_flags("reset", reset, shape)
-    if mask is not None:
-        mask = as_flags("mask", mask, shape)
-    if lengths is not None:
-        lengths = as_lengths(lengths, shape, axis)
-    carry, initial = as_arrays("the carry", carry), as_arrays("initial", initial)
-    return x, carry, reset, lengths, mask, initial, checked(dropout)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _unroll(
-    options: _Options,
-    reverse: bool,
-    layers: Any,
-    x: Any,
-    carry: Any,
-    reset: Any,
-    lengths: Any,
-    mask: Any,
-    initial: Any,
-    dropout: Dropouts,
-) -> tuple[Any, ...]:
-    """Compute `unroll`: one program."""
-    stack, is_single, is_residual = as_stack(layers)
-    given = _enter(x, options.time_major, reset, lengths, mask)
-    check_stack(stack, given.x.shape[-1], is_residual)
-    start = _start(stack, is_single, given, carry, initial)
-    y, *carries = _run(options, is_residual, stack, given, *start, dropout, reverse)
-    return (given.left(y), *given.of_carries(carries, is_single))
+    shape = given.x.shape[:-1]
+    axis = 0 if options.time_major else len(shape) - 1
+    given = given._replace(
+        carry=as_arrays("the carry", given.carry),
+        initial=as_arrays("initial", given.initial),
+        dropout=checked(given.dropout),
+    )
+    if given.reset is not None:
+        given = given._replace(reset=as_flags("reset", given.reset, shape))
+    if given.mask is not None:
+        given = given._replace(mask=as_flags("mask", given.mask, shape))
+    if given.lengths is not None:
+        given = given._replace(lengths=as_lengths(given.lengths, shape, axis))
+    with forward_mode_explained():
+        return function(options, given, *layers)
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(
-    options: _Options, layers: Any, x: Any, carry: Any, reset: Any, *others: Any
-) -> tuple[Any, ...]:
+def _unroll(options: _Options, given: _Arguments, layers: Any) -> tuple[Any, ...]:
+    """Compute `unroll`: one program."""
+    stack, is_single, is_residual = as_stack(layers)
+    inputs = _enter(options, given)
+    check_stack(stack, inputs.x.shape[-1], is_residual)
+    start = _start(stack, is_single, inputs, given.carry, given.initial)
+    y, *carries = _run(options, is_residual, stack, inputs, *start, given.dropout)
+    return (inputs.left(y), *inputs.of_carries(carries, is_single))
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(options: _Options, given: _Arguments, layers: Any) -> tuple[Any, ...]:
     """Compute `step`: one program."""
-    reset = None if reset is None else reset[None]
-    y, carry = _unroll(options, False, layers, x[None], carry, reset, *others)
+    reset = None if given.reset is None else given.reset[None]
+    y, carry = _unroll(options, given._replace(x=given.x[None], reset=reset), layers)
     return y[0], carry
 
 
@@ -247,10 +233,11 @@ class _Sequences(NamedTuple):
         return [part[0] for part in parts] if one else parts
 
 
-def _enter(x: Any, time_major: bool, reset: Any, lengths: Any, mask: Any) -> _Sequences:
-    """Return the input, and what marks its steps; see `unroll`."""
+def _enter(options: _Options, given: _Arguments) -> _Sequences:
+    """Return the input, and what marks its steps, as layers take them."""
+    x, reset, lengths, mask = given.x, given.reset, given.lengths, given.mask
     shape = x.shape[:-1]
-    axis = 0 if time_major else len(shape) - 1
+    axis = 0 if options.time_major else len(shape) - 1
     batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
     if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
@@ -298,10 +285,10 @@ def _run(
     carry: Sequence[Any],
     initial: Sequence[Any] | None,
     dropout: Dropouts,
-    reverse: bool,
 ) -> tuple[Any, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
     of_stack, remat = (options.implementation, options.return_carries, is_residual), options.remat
+    reverse = options.reverse
     T, rows = given.x.shape[0], given.rows
     if remat and is_symbolic_dim(T):
         raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
@@ -381,24 +368,14 @@ def bidirectional(
       TypeError: as `unroll`.
     """
     layers = as_layers("forward", forward), as_layers("backward", backward)
-    options = _options(implementation, time_major, return_carries, remat)
-    arguments = _arguments(options, x, carry, reset, lengths, mask, initial, dropout)
-    with forward_mode_explained():
-        return _bidirectional(options, *layers, *arguments)
+    options = _Options(implementation, time_major, return_carries, remat)
+    given = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    return _call(_bidirectional, options, given, *layers)
 
 
 @partial(jax.jit, static_argnums=0)
 def _bidirectional(
-    options: _Options,
-    forward: Any,
-    backward: Any,
-    x: Any,
-    carry: Any,
-    reset: Any,
-    lengths: Any,
-    mask: Any,
-    initial: Any,
-    dropout: Dropouts,
+    options: _Options, given: _Arguments, forward: Any, backward: Any
 ) -> tuple[Any, ...]:
     """Compute `bidirectional`: one program."""
     (ahead, one, residual), (back, *others) = as_stack(forward), as_stack(backward)
@@ -411,32 +388,33 @@ def _bidirectional(
         raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
     if one != others[0]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
-    given = _enter(x, options.time_major, reset, lengths, mask)
-    check_stack(list(zip(*stacks, strict=True)), given.x.shape[-1], residual)
-    carries, initials = _pair(carry, "carry"), _pair(initial, "initial")
+    inputs = _enter(options, given)
+    check_stack(list(zip(*stacks, strict=True)), inputs.x.shape[-1], residual)
+    carries, initials = _pair(given.carry, "carry"), _pair(given.initial, "initial")
     starts = [
-        _start(stack, one, given, *parts)
+        _start(stack, one, inputs, *parts)
         for stack, *parts in zip(stacks, carries, initials, strict=True)
     ]
-    dropouts = in_two_directions(dropout, L)
-    below, results = given, []  # of each layer, in each direction
+    dropouts = in_two_directions(given.dropout, L)
+    below, results = inputs, []  # of each layer, in each direction
     for i in range(L):
         results.append([])
         for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
             first = of_reset and of_reset[i : i + 1]
             layer = stack[i : i + 1], below, start[i : i + 1], first
-            results[i].append(_run(options, False, *layer, dropouts[d][i], bool(d)))
+            direction = options._replace(reverse=bool(d))
+            results[i].append(_run(direction, False, *layer, dropouts[d][i]))
         sides = jnp.concatenate([y for y, *_ in results[i]], axis=-1)
         y = plus_input(sides, below.x) if residual and i else sides
         below = below._replace(x=y)
     # Of each direction, for each layer: the last carry and, with return_carries, those of each step
     ends = [
-        given.of_carries(
+        inputs.of_carries(
             [tuple(r[d][k][0] for r in results) for k in range(1, 2 + options.return_carries)], one
         )
         for d in (0, 1)
     ]
-    return (given.left(below.x), *zip(*ends, strict=True))
+    return (inputs.left(below.x), *zip(*ends, strict=True))
 
 
 def _pair(pair: Any, name: str) -> Sequence[Any]:
@@ -486,11 +464,8 @@ def step(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
         )
-    if reset is not None:
-        reset = as_flags("reset", reset, x.shape[:-1])
-    carry, initial = as_arrays("the carry", carry), as_arrays("initial", initial)
-    with forward_mode_explained():
-        return _step(_options(implementation), layers, x, carry, reset, None, None, initial, None)
+    given = _Arguments(x, carry, reset, initial=initial)
+    return _call(_step, _Options(implementation), given, layers)
 
 
 def initial_carry(
