@@ -350,17 +350,19 @@ class TestUnits:
             text = text_of(params, before + prompt, unit="line", **options)
             assert text == before + expected
 
-    @pytest.mark.parametrize("begun", ["kid\n", "\n"])
-    def test_after_the_end_another_begins_from_zero(self, params, begun):
+    def test_after_the_end_another_begins_from_zero(self, params):
         """The end may be in a prompt that goes on, or have been generated."""
         options = Options(num_tokens=100, temperature=1.5, unit="line")
         story = stream_text(params, TOKENIZER, "a", options)
         assert len("".join(story)) < 100  # so it has ended
         ended = jaxgru.lm.apply(params, TOKENIZER.encode("\n")[None])[1]
         chex.assert_trees_all_close(story.carry, ended, rtol=1e-4, atol=1e-5)
-        more = stream_text(params, TOKENIZER, f"{begun}bad", options, carry=story.carry)
-        alone = stream_text(params, TOKENIZER, "bad", options)
-        assert "".join(more) == begun + "".join(alone)
+        within = stream_text(params, TOKENIZER, "a kid", options).carry
+        alone = "".join(stream_text(params, TOKENIZER, "b", options))
+        for carry, begun in ((story.carry, ""), (within, "kid\n"), (within, "\n")):
+            more = stream_text(params, TOKENIZER, f"{begun}b", options, carry=carry)
+            assert "".join(more) == begun + alone
+        assert "".join(stream_text(params, TOKENIZER, "b", options, carry=within)) != alone
 
     def test_a_carry_goes_on_within_the_unit(self, params):
         options = Options(num_tokens=3, temperature=0, unit="line")
