@@ -1,4 +1,4 @@
-"""Files written whole or not at all, SHA-256, and locks."""
+"""Files written whole or not at all, what damage of one becomes, SHA-256, and locks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from jaxgru.errors import MissingPackage, UserError
 
 try:
     import fcntl
@@ -46,16 +48,37 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+@contextlib.contextmanager
+def damage_as(kind: type[UserError], where: object) -> Iterator[None]:
+    """Raise `kind`, whose message `where` begins, for whatever a parser raises in the block.
+
+    Damage can make a parser raise anything; a package that is not installed is no damage.
+    """
+    try:
+        yield
+    except MissingPackage:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise kind(f"{where}: {' '.join(str(why).split()).rstrip('.')}.") from error
+
+
+def regular(path: Path) -> Path:
+    """Return the path. Raises OSError where a link, a pipe, a device or nothing is there."""
+    if path.is_symlink() or not path.is_file():
+        raise OSError(f"{path} is missing, or not a regular file")
+    return path
+
+
 def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, by relative path with "/" between names."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
-
-
-def file_hash(path: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal. Raises OSError where it cannot be read."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the SHA-256 of all files below a folder, which must be `regular`, by relative path."""
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            with open(regular(path), "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            sums[path.relative_to(folder).as_posix()] = sha256
+    return sums
 
 
 def check_writable(folder: Path) -> None:

@@ -24,7 +24,7 @@ import tomli_w
 
 from jaxgru.errors import counted
 from jaxgru.libraries import InteropError, check_shapes
-from jaxgru.lm.config import Config, ConfigError, from_dict, parse_toml, to_dict
+from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
@@ -32,6 +32,7 @@ from jaxgru.lm.data.tokenizers import (
     saved_bytes,
     tokenizer_from_bytes,
 )
+from jaxgru.lm.files import damage_as
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
 HASHED = ("format", "config", "tokenizer", "tokenizer_data", "text_sha256")
@@ -52,11 +53,7 @@ def pack(
         if static(layer) != static(wanted):
             raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
     data = saved_bytes(tokenizer)
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise InteropError(
-            f"{where}: the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but the "
-            f"config has {config.model.vocab_size}."
-        )
+    check_size(where, tokenizer, config.model)
     # There is only one text of that name
     if config.data.corpus == TINY_SHAKESPEARE and not config.data.validation:
         text_sha256 = TINY_SHAKESPEARE_SHA256
@@ -83,16 +80,16 @@ def unpack(
         raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
     kind, data = metadata["tokenizer"], metadata["tokenizer_data"].encode()
     is_text = kind not in TOKENIZERS or TOKENIZERS[kind].is_text
-    tokenizer = tokenizer_from_bytes(kind, data if is_text else base64.b64decode(data))
+    with damage_as(InteropError, where):
+        tokenizer = tokenizer_from_bytes(kind, data if is_text else base64.b64decode(data))
+    check_size(where, tokenizer, config.model)
     return unflatten(like, jax.device_put(tensors)), config, tokenizer
 
 
 def config_in(where: str, metadata: Mapping[str, str]) -> Config:
     """Return the config in the metadata. Raises InteropError where it is broken."""
-    try:
+    with damage_as(InteropError, f"{where}: its config is broken"):  # or another version's
         return from_dict(parse_toml(metadata["config"].encode()))
-    except ConfigError as error:  # also another version's
-        raise InteropError(f"{where}: its config is broken: {error}") from error
 
 
 def check_format(where: str, metadata: Mapping[str, str]) -> None:
@@ -102,6 +99,13 @@ def check_format(where: str, metadata: Mapping[str, str]) -> None:
             f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
             f"{', '.join(HASHED[1:])} and sha256."
         )
+
+
+def check_size(where: str, tokenizer: Tokenizer, model: ModelConfig) -> None:
+    """Raise InteropError unless a tokenizer has as many tokens as a model."""
+    have, want = (counted(of.vocab_size, "token") for of in (tokenizer, model))
+    if have != want:
+        raise InteropError(f"{where}: the tokenizer has {have}, but the model has {want}.")
 
 
 def _like(config: Config) -> Params:

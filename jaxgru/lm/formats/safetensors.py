@@ -45,6 +45,9 @@ def save_safetensors(
 def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     """Load a file that `save_safetensors` wrote. Raises as `lm.load`."""
     with _opened(path) as (where, file, metadata):
+        for name in file.keys():
+            if (dtype := file.get_slice(name).get_dtype()) != "F32":  # NumPy lacks some
+                raise InteropError(f"{where}: {name} is {dtype}; it must be F32, float32.")
         read = lambda like: {name: file.get_tensor(name) for name in file.keys()}
         return unpack(where, metadata, read)
 

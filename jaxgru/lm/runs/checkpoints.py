@@ -32,7 +32,8 @@ from jax.sharding import Mesh
 from jaxgru.errors import needs, shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.files import file_hash, hashes, write_text
+from jaxgru.lm.files import damage_as, hashes, reason, write_text
+from jaxgru.lm.formats.metadata import check_size
 from jaxgru.lm.model import Params, flatten, init, unflatten
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
@@ -64,6 +65,7 @@ def load_folder(
     run = find_run(path)
     config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
+    check_size(f"the run {run} cannot be used", tokenizer, config.model)
     like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
     now = made_with(config, RunInfo(), tokenizer)
 
@@ -101,7 +103,7 @@ def _check_made_with(
     Placements and settings may differ. So may the epochs, if the run was lengthened since then
     (`RunInfo.lengthened` counts how often).
     """
-    then = checkpoint.read({"made_with": None})["made_with"]
+    then = checkpoint.read({"made_with": dict[str, Any]})["made_with"]
     free = {"lengthened", "commits", *dotted_names("placement", "setting")}
     if now.get("lengthened") != then.get("lengthened"):
         free.add("training.epochs")
@@ -166,18 +168,14 @@ def restore(
 
     def read(checkpoint: Checkpoint) -> tuple[TrainState, Params | None, Progress]:
         _check_made_with(checkpoint, recorded or {})
-        likes = {"params": like.params, "optimizer": _without_evaluated(like), "progress": None}
+        likes = dict(params=like.params, optimizer=_without_evaluated(like), progress=Progress)
         if checkpoint.step >= config.training.steps_per_epoch:
             likes["best"] = like.params
         found = checkpoint.read(likes)
         evaluated = "params" if like.ema is None else "ema"
         key = jax.random.wrap_key_data(found["optimizer"].key)
         state = found["optimizer"].replace(**{evaluated: found["params"]}, key=key)
-        try:
-            progress = msgspec.convert(found["progress"], Progress)
-        except ValueError as error:  # another version of jaxgru wrote it
-            raise BrokenCheckpoint(f"{checkpoint} cannot be read (progress: {error}).") from error
-        return state, found.get("best"), progress
+        return state, found.get("best"), found["progress"]
 
     restored, step, broken = _read_newest(manager, run, read)
     if is_first():
@@ -209,7 +207,7 @@ def _read_newest(
             if fault is None:
                 return read(checkpoint), step, broken
         except BrokenCheckpoint as error:
-            if checkpoint.has_checksums:  # its files are intact, so an older one would not help
+            if (checkpoint.folder / CHECKSUMS).exists():  # intact, so an older one would not help
                 raise
             fault = str(error)
         if saved_steps(run) != steps:
@@ -291,11 +289,6 @@ class Checkpoint:
     def __str__(self) -> str:
         return f"checkpoint {self.folder}"
 
-    @property
-    def has_checksums(self) -> bool:
-        """Whether it has checksums."""
-        return (self.folder / CHECKSUMS).exists()
-
     def write(self, values: Mapping[str, Any]) -> None:
         """Write these items, trees of arrays or what JSON can hold, and then the checksums."""
         arguments = {
@@ -308,23 +301,25 @@ class Checkpoint:
             write_text(self.folder / CHECKSUMS, json.dumps(hashes(self.folder), indent=1))
 
     def damage(self) -> str | None:
-        """Return what the checksums say is wrong; None: nothing, or it has none."""
-        if not self.has_checksums:
-            return None
-        name = CHECKSUMS
+        """Return what is not as the checksums say; None: nothing, or it has none."""
         try:
-            for name, expected in json.loads((self.folder / CHECKSUMS).read_bytes()).items():
-                if file_hash(self.folder / name) != expected:
-                    return f"{name} differs from what was written"
-        except (FileNotFoundError, ValueError):
-            return f"{name} is missing or damaged"
+            have = hashes(self.folder)
+            if have.pop(CHECKSUMS, None) is None and not (self.folder / CHECKSUMS).exists():
+                return None
+            want = msgspec.json.decode((self.folder / CHECKSUMS).read_bytes(), type=dict[str, str])
+        except OSError as error:
+            return reason(error)
+        except ValueError as error:
+            return f"{CHECKSUMS} is damaged: {error}"
+        for name, _ in sorted(have.items() ^ want.items()):
+            return f"{name} {'differs from what was written' if name in have else 'is missing'}"
         return None
 
     def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
         """Return items in the form of these trees, on their leaves' shardings or the default one.
 
-        likes: for each item a tree of arrays or shapes; None: it is JSON. BrokenCheckpoint says
-        that an item is missing, damaged or of other shapes.
+        likes: for each item a tree of arrays or shapes, or the type of its JSON. BrokenCheckpoint
+        says that an item is missing, damaged, of other shapes or of another type.
         """
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -332,16 +327,14 @@ class Checkpoint:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
 
         arguments = {
-            item: ocp.args.JsonRestore() if like is None
-            else ocp.args.StandardRestore(jax.tree.map(target, flatten(like)))
+            item: ocp.args.StandardRestore(jax.tree.map(target, flatten(like))) if item in ARRAYS
+            else ocp.args.JsonRestore()
             for item, like in likes.items()
         }  # fmt: skip
-        try:
+        with damage_as(BrokenCheckpoint, f"{self} cannot be read"):
             found = self.manager.restore(self.step, args=ocp.args.Composite(**arguments))
             return {
-                item: found[item] if like is None else unflatten(like, found[item])
+                item: unflatten(like, found[item]) if item in ARRAYS
+                else msgspec.convert(found[item], like)
                 for item, like in likes.items()
-            }
-        except Exception as error:  # whatever missing or damaged files make Orbax raise
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise BrokenCheckpoint(f"{self} cannot be read ({what}).") from error
+            }  # fmt: skip

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import tomli_w
 
-from jaxgru.errors import UserError
+from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import Config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import locked, reason, write_text
+from jaxgru.lm.files import damage_as, locked, reason, regular, write_text
 from jaxgru.parallel.processes import is_first
 
 ROOT = Path(__file__).parents[3]
@@ -95,11 +95,12 @@ def save_info(run: Path, info: RunInfo) -> None:
 
 def load_info(run: Path) -> RunInfo:
     """Load a run's run.json. Raises RunError where it cannot be read or is damaged."""
+    with needs("train"):
+        import msgspec
     path = run / "run.json"
-    try:
-        return RunInfo(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
+    with damage_as(RunError, f"{path} cannot be read"):
+        info = RunInfo(**json.loads(regular(path).read_bytes()))  # which refuses other names
+        return msgspec.convert(vars(info), RunInfo)
 
 
 def _check_path(run: Path) -> None:

@@ -116,6 +116,10 @@ def _config(old, new):
     return lambda tensors, metadata: metadata.update(config=metadata["config"].replace(old, new))
 
 
+def _tokenizer(data, kind="characters"):
+    return lambda tensors, metadata: metadata.update(tokenizer=kind, tokenizer_data=data)
+
+
 REFUSED = {
     "missing tensor": (lambda t, m: t.pop("layers.0.b"), "layers.0.b is missing"),
     "extra tensor": (
@@ -135,6 +139,15 @@ REFUSED = {
     "one's own tokenizer": (
         lambda t, m: m.update(tokenizer="runes"), "there is no kind of tokenizer 'runes'",
     ),
+    "no base64": (_tokenizer("a", "subwords"), "Invalid base64"),
+    "no JSON object": (_tokenizer("[]"), "the characters tokenizer is broken: TypeError"),
+    "a tokenizer of another size": (
+        _tokenizer('{"characters": "ab"}'), "has 2 tokens, but the model has 3 tokens",
+    ),
+    "half a surrogate pair": (_tokenizer(r'{"characters": "ab\ud800"}'), "surrogates not allowed"),
+    "an unknown token": (
+        _tokenizer('{"characters": "abc", "unknown": true}'), "its unknown token is True",
+    ),
     "another hash": (None, "it is damaged; its content does not match its SHA-256"),
 }  # fmt: skip
 
@@ -152,7 +165,16 @@ class TestRefusals:
             change(tensors, metadata)
             metadata = with_hash(tensors, metadata)
         save_file(tensors, path, metadata)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=f"^{path} cannot be used: .*{says}"):
+            load_safetensors(path)
+
+    @pytest.mark.parametrize("dtype, bits", [("F16", 16), ("F8_E4M3", 8), ("F4", 4)])
+    def test_dtypes_of_which_numpy_lacks_some(self, path, dtype, bits):
+        save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
+        tensor = {"dtype": dtype, "shape": [8], "data_offsets": [0, bits]}
+        header = json.dumps({"__metadata__": read(path)[1], "embedding": tensor}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(bits))
+        with pytest.raises(InteropError, match=f"embedding is {dtype}; it must be F32, float32"):
             load_safetensors(path)
 
     def test_flipped_or_cut_anywhere(self, path):
@@ -200,6 +222,6 @@ class TestRefusals:
             match=r"layer 0 .*='relu'\); the config says RNNParams\(in 2, hidden 1, float32\)\.$",
         ):
             save(path, random_params(relu), Config("x", rnn), TOKENIZER)
-        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the config has 3"):
+        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the model has 3"):
             save(path, params, CONFIG, CharacterTokenizer("ab"))
         assert not path.exists()

@@ -1,5 +1,6 @@
 """Checkpoints that give back every bit."""
 
+import json
 import logging
 import os
 import shutil
@@ -17,7 +18,8 @@ from conftest import slow
 
 import jaxgru
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
-from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError, save_tokenizer
+from jaxgru.lm.files import hashes
 from jaxgru.lm.runs import checkpoints
 from jaxgru.lm.runs.checkpoints import (
     CHECKSUMS,
@@ -144,6 +146,9 @@ def test_a_run_whose_files_are_broken(tmp_path):
     (run / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="has no tokenizer"):
         jaxgru.lm.load(run)
+    save_tokenizer(CharacterTokenizer("ab"), run)
+    with pytest.raises(jaxgru.UserError, match=f"{run} .*has 2 tokens, but the model has 3 tokens"):
+        jaxgru.lm.load(run)
     (run / "config.toml").write_text("[model")
     with pytest.raises(jaxgru.UserError, match="is not a TOML file"):
         jaxgru.lm.load(run)
@@ -221,6 +226,45 @@ def test_one_bit_in_any_file_is_noticed_and_the_checkpoint_before_is_read(every,
     assert capfd.readouterr().err == ""
 
 
+def _leading_out(step):
+    sums = json.loads((step / CHECKSUMS).read_bytes())
+    sums["../elsewhere"] = hashes(step.parent)["elsewhere"]
+    (step / CHECKSUMS).write_text(json.dumps(sums))
+
+
+def _linked(step):
+    file = step / "params" / "_METADATA"
+    file.rename(step.parent / "elsewhere")
+    file.symlink_to(step.parent / "elsewhere")
+
+
+def _without_checksums(change):
+    return lambda step: ((step / CHECKSUMS).unlink(), change(step))
+
+
+DAMAGE = {
+    **{text: lambda step, text=text: (step / CHECKSUMS).write_text(text)
+       for text in ("{}", "[]", "5", '{"params/_METADATA": 5}', "[" * 10**5)},
+    "a path that leads out": _leading_out,
+    "a file more": lambda step: (step / "params" / "more").touch(),
+    "a link": _linked,
+    "a link, unverified": _without_checksums(_linked),
+    "a folder": lambda step: ((step / CHECKSUMS).unlink(), (step / CHECKSUMS).mkdir()),
+    "another type": _without_checksums(lambda step: (step / "made_with/metadata").write_text("[]")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_nothing_is_read_but_what_was_written(what, tmp_path, capfd):
+    """Whatever a stranger's checksums name, and wherever links lead."""
+    run, _, state, _ = make_two(tmp_path)
+    (run / "checkpoints" / "elsewhere").write_text("x")
+    DAMAGE[what](run / "checkpoints" / "3")
+    assert_same(jaxgru.lm.load(run)[0], state.params)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "3 is broken (" in said and "of step 2 is used" in said
+
+
 def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_again(
     tmp_path, capfd
 ):
@@ -230,7 +274,7 @@ def test_a_broken_checkpoint_is_set_aside_as_it_is_and_its_step_can_be_written_a
     broken = files_of(newest)
     assert_same(restore_from(run, config), state)
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and "optimizer/_METADATA is missing or damaged" in said
+    assert said.count("\n") == 1 and "(optimizer/_METADATA is missing)" in said
     assert "it is kept as 3.broken, and the run resumes from step 2" in said
     assert files_of(newest.with_name("3.broken")) == broken
     with open_checkpoints(run) as manager:

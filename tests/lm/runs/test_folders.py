@@ -80,7 +80,9 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "\xff", '{"text": ""}'])
+@pytest.mark.parametrize("text", [
+    "", "[]", "\xff", '{"text": ""}', '{"lengthened": "1"}', '{"commits": 1}', "[" * 10**5,
+])  # fmt: skip
 def test_a_damaged_run_json_is_refused(tmp_path, text):
     info = RunInfo("12", "34", 5)
     run = create_run(tmp_path, CONFIG, TOKENIZER, info)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jaxgru.errors import MissingPackage, a_type
+from jaxgru.errors import a_type
 from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
 from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
 from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenizer
 from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
 from jaxgru.lm.data.tokenizers.words import WordTokenizer
-from jaxgru.lm.files import write_bytes
+from jaxgru.lm.files import damage_as, write_bytes
 
 __all__ = [
     "CORPUS_TOKENIZERS", "SPACE", "TOKENIZERS", "ByteTokenizer", "CharacterTokenizer", "Chunk",
@@ -135,9 +135,7 @@ def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
     cls = TOKENIZERS.get(kind)
     if cls is None:
         raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
-    try:
-        return cls.from_bytes(data)
-    except MissingPackage:
-        raise
-    except (ValueError, RuntimeError) as error:
-        raise TokenizerError(f"the {kind} tokenizer is broken: {error}.") from error
+    with damage_as(TokenizerError, f"the {kind} tokenizer is broken"):
+        tokenizer = cls.from_bytes(data)
+        "".join(tokenizer.pieces).encode()  # half a surrogate pair is no text
+    return tokenizer

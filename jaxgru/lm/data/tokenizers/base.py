@@ -67,7 +67,7 @@ class Tokenizer(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
-        """Invert `to_bytes`. Raises ValueError or RuntimeError for other data."""
+        """Invert `to_bytes`. Raises any error for other data, best a ValueError."""
 
     @abc.abstractmethod
     def to_bytes(self) -> bytes:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import counted
+from jaxgru.errors import check_whole, counted
 from jaxgru.lm.data.tokenizers.base import Tokenizer, lacks
 
 UNKNOWN = "\ufffd"  # Unicode's replacement character
@@ -49,12 +49,11 @@ class CharacterTokenizer(Tokenizer):
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
         content = json.loads(data)
-        vocabulary = content.get("characters") if isinstance(content, dict) else None
+        vocabulary, unknown = content["characters"], content.get("unknown")
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a string of distinct characters")
-        unknown = content.get("unknown")
-        if unknown is not None and unknown not in range(len(vocabulary)):
-            raise ValueError("its unknown token is not one of its tokens")
+        if unknown is not None:
+            check_whole("its unknown token", unknown, len(vocabulary) - 1, least=0)
         return cls(vocabulary, unknown)
 
     def to_bytes(self) -> bytes:

@@ -81,10 +81,7 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WordTokenizer:
-        content = json.loads(data)
-        words = content.get("words") if isinstance(content, dict) else None
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ValueError("its vocabulary is not a list of words")
+        words = json.loads(data)["words"]
         if len(set(words)) != len(words) or words[:1] != [UNKNOWN]:
             raise ValueError(f"its words are not distinct, or {UNKNOWN!r} is not the first")
         return cls(words)
