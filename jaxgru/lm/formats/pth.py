@@ -13,7 +13,6 @@ import io
 import itertools
 import operator
 import os
-import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -29,9 +28,9 @@ from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
-from jaxgru.lm.files import write_bytes
+from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import checked
+from jaxgru.lm.formats.metadata import check_size, checked
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
 
@@ -91,7 +90,6 @@ _LSTM = _Layout(
 )
 
 _LAYOUTS = (_GRU, _LSTM)
-UNREADABLE = (zipfile.BadZipFile, pickle.PickleError, EOFError, RuntimeError, ValueError)
 
 
 def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
@@ -127,12 +125,10 @@ def load_pth(
             )
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
-    if tokenizer.vocab_size != model.vocab_size:
-        raise InteropError(
-            f"the tokenizer has {counted(tokenizer.vocab_size, 'token')}, but {path} has "
-            f"{model.vocab_size}."
-        )
-    return params, _whole_config(Path(path), model, metadata, tokenizer.kind), tokenizer
+    check_size(f"{path} cannot be used", tokenizer, model)
+    with damage_as(InteropError, f"{path} cannot be used"):
+        config = _whole_config(Path(path), model, metadata, tokenizer.kind)
+    return params, config, tokenizer
 
 
 def save_pth(
@@ -189,21 +185,26 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     """Return parameters, config and metadata, which a bare `state_dict` has none of."""
     where = f"{path} cannot be used"
     checkpoint = _read(path, where)
-    metadata = checkpoint if "state_dict" in checkpoint else {}
-    tensors = checkpoint.get("state_dict", checkpoint)
+    metadata = checkpoint if isinstance(checkpoint, dict) and "state_dict" in checkpoint else {}
+    state_dict = metadata.get("state_dict", checkpoint)
+    if not isinstance(state_dict, dict):
+        raise InteropError(f"{where}: its state_dict is {a_type(state_dict)}, not a dict.")
+    tensors = {str(name): tensor for name, tensor in state_dict.items()}
     layout = next((each for each in _LAYOUTS if each.others["embedding"] in tensors), None)
     if layout is None:
         raise InteropError(
             f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
             f"state_dict of its {' or '.join(each.model_class for each in _LAYOUTS)}; its keys are "
-            f"{shown(list(checkpoint))}; to convert a torch.nn.GRU, LSTM or RNN, see "
+            f"{shown(list(metadata or tensors))}; to convert a torch.nn.GRU, LSTM or RNN, see "
             "jaxgru.libraries.torch_nn.from_torch."
         )
     for name, tensor in tensors.items():
         dtype = str(getattr(tensor, "dtype", a_type(tensor))).removeprefix("torch.")
         if dtype != "float32":
             raise InteropError(f"{where}: {shown(name)} is {dtype}; it must be float32.")
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with damage_as(InteropError, where):  # not all that PyTorch calls a tensor is an array
+        arrays = {name: tensor.numpy(force=True) for name, tensor in tensors.items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
     try:
         (V, E), (_, H) = (shapes[layout.others[name]] for name in ("embedding", "head.Wo"))
     except (KeyError, ValueError):
@@ -211,12 +212,13 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     has_layer = lambda i: any(name.startswith(layout.layer.format(i)) for name in shapes)
     L = next(i for i in itertools.count() if not has_layer(i))
     sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
-    config = dataclasses.replace(layout.config, **sizes)
+    with damage_as(InteropError, where):
+        config = dataclasses.replace(layout.config, **sizes)
     like = _like(config, layout)
     names = _names(layout, like)
     want = jax.eval_shape(lambda leaves: _split(leaves, names), flatten(like))
     check_shapes(where, shapes, {name: tensor.shape for name, tensor in want.items()})
-    array = lambda ours, name: _turned(ours, tensors[name].numpy(force=True))
+    array = lambda ours, name: _turned(ours, arrays[name])
     leaves = {
         ours: jax.device_put(np.concatenate([array(ours, name) for name in theirs], axis=-1))
         for ours, theirs in names.items()
@@ -224,23 +226,22 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     return unflatten(like, leaves), config, metadata
 
 
-def _read(path: Path, where: str) -> dict[str, Any]:
-    """Return the dict in the file; `weights_only` refuses what could run code."""
+def _read(path: Path, where: str) -> Any:
+    """Return what is in the file; `weights_only` refuses what could run code."""
     torch = import_torch()
     with open_model(path) as file:
         try:
-            if zipfile.ZipFile(file).testzip():  # PyTorch does not verify the checksums
-                raise zipfile.BadZipFile
-            file.seek(0)
-            checkpoint = torch.load(file, "cpu", weights_only=True)
-        except UNREADABLE as error:
+            whole = io.BytesIO()  # PyTorch verifies no checksums, and reads some entries as empty
+            with zipfile.ZipFile(file) as archive, zipfile.ZipFile(whole, "w") as verified:
+                for name in archive.namelist():
+                    verified.writestr(name, archive.read(name))
+            whole.seek(0)
+            return torch.load(whole, "cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged archive or a stranger's pickle makes of it
             raise InteropError(
                 f"{where}: it is damaged, not a file of torch.save (PyTorch 1.6 or newer), or it "
                 "holds more than tensors and plain values; nothing in it was run."
             ) from error
-    if not isinstance(checkpoint, dict):
-        raise InteropError(f"{where}: it holds {a_type(checkpoint)}, not a dict.")
-    return checkpoint
 
 
 def _whole_config(
@@ -250,7 +251,7 @@ def _whole_config(
     configs = map(load_config, config_names())
     config = next((config for config in configs if config.model == model), None)
     if config is None:
-        name = metadata.get("model_name", path.stem).lower()
+        name = str(metadata.get("model_name", path.stem)).lower()
         config = Config(re.sub(r"[^a-z0-9_.-]", "_", name).lstrip(".-")[:200] or "custom", model)
     layout = next(each for each in _LAYOUTS if each.config.cell == model.cell)
     rate = config.training.dropouts.get(layout.dropout_site, 0.0)

@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import jax
@@ -203,6 +204,11 @@ REFUSED = {
     "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
     "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"'{BAD}' is int32"),
     "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is a list; it must be float32"),
+    "a number for a name": (_set_tensor(5, torch.zeros(2)), "the tensor 5 does not belong"),
+    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "convert Sparse layout tensor"),
+    "no data": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "NotImplementedError: Cannot"),
+    "no elements": (_set_tensor("embedding.weight", torch.zeros(0, 3)), "vocab_size is 0"),
+    "no state_dict": (lambda file: file.update(state_dict=None), "state_dict is a NoneType"),
     "another model": (lambda file: file.pop("state_dict"), "neither a checkpoint of the study"),
 }  # fmt: skip
 
@@ -217,15 +223,25 @@ class TestRefusals:
         file = gru_file()
         change(file)
         torch.save(file["state_dict"] if bare else file, path)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=f"^{path} cannot be used: .*{says}"):
             load_pth_model(path)
+
+    def test_metadata(self, path):
+        """A rate must be one. A name is only a label."""
+        tokenizer = CharacterTokenizer("abcde")
+        torch.save(gru_file() | {"model_name": 5}, path)
+        assert load_pth(path, tokenizer)[1].name == "5"
+        for rate in (2, "0.1", None, torch.zeros(2)):
+            torch.save(gru_file() | {"dropout": rate}, path)
+            with pytest.raises(InteropError, match=f"^{path} cannot be used: "):
+                load_pth(path, tokenizer)
 
     @pytest.mark.parametrize(
         "value, says",
         [
             (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
             ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
-            ([gru_file()], "it holds a list, not a dict"),
+            ([gru_file()], "its state_dict is a list, not a dict"),
             (torch.nn.Linear(2, 2), "more than tensors and plain values"),
         ],
         ids=range(4),
@@ -240,14 +256,34 @@ class TestRefusals:
         with pytest.raises(InteropError, match="damaged, not a file of torch.save"):
             load_pth_model(path)
 
-    def test_a_flipped_weight(self, path):
+    @pytest.mark.parametrize("method", ["STORED", "DEFLATED", "LZMA", "only the pickle"])
+    def test_a_damaged_byte(self, method, path):
+        """Of the archive, however it is compressed, or of its pickle before that was packed."""
         torch.save(gru_file(), path)
-        data = path.read_bytes()
-        weight = gru_file()["state_dict"]["embedding.weight"].numpy().tobytes()
-        assert data.count(weight) == 1
-        path.write_bytes(data.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
-        with pytest.raises(InteropError, match="it is damaged"):
-            load_pth_model(path)
+        params = load_pth_model(path)[0]
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        (pickled,) = (name for name in parts if name.endswith("data.pkl"))
+
+        def pack(parts):
+            with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{method}", 0)) as archive:
+                for name, data in parts.items():
+                    archive.writestr(name, data)
+            return path.read_bytes()
+
+        whole, refused = pack(parts), 0
+        spoilt = parts[pickled] if method == "only the pickle" else whole
+        for place in range(0, len(spoilt), 9):
+            data = bytearray(spoilt)
+            data[place] ^= 0xFF
+            pack(parts | {pickled: data}) if spoilt is not whole else path.write_bytes(data)
+            try:  # what is not of the model is not missed, such as the time that an archive keeps
+                again = load_pth_model(path)[0]
+                assert spoilt is not whole or same_bits(again, params)
+            except InteropError as error:
+                assert str(error).startswith(f"{path} cannot be used: ")
+                refused += 1
+        assert refused > len(spoilt) / 9 / 2
 
     def test_code_is_not_run(self, path, tmp_path):
         witness = tmp_path / "witness"
