@@ -15,7 +15,7 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells import CellParams, sizes
-from jaxgru.cells.base import Size
+from jaxgru.cells.base import AnyArray, Size
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.errors import check_one_of, check_whole, shown
 
@@ -167,8 +167,8 @@ class _Draw(NamedTuple):
     threshold: Any
     scale: Any
     shape: tuple[Size, Size]  # T, B
-    first_step: UInt32[Array, ""]
-    first_row: UInt32[Array, "*B"]
+    first_step: UInt32[AnyArray, ""]
+    first_row: UInt32[AnyArray, "*B"]
     carry: Any
 
     def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
@@ -312,18 +312,18 @@ def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     return threshold, 1 / (1 - threshold / 2**16) if rate else None
 
 
-def _whole(name: str, value: Any) -> UInt32[Array, "*B"]:
+def _whole(name: str, value: Any) -> UInt32[AnyArray, "*B"]:
     """Return the number of a row or a step in 32 bits."""
     if isinstance(value, Tracer):
         return value.astype(jnp.uint32)
-    return jnp.uint32(check_whole(f"{name} of the dropout", value, 2**32 - 1, least=0))
+    return np.asarray(check_whole(f"{name} of the dropout", value, 2**32 - 1, least=0), np.uint32)
 
 
 def _random_16_bits(
     seed: UInt32[Array, "2"],
     shape: tuple[Size, Size, int],
-    first_step: UInt32[Array, ""],
-    first_row: UInt32[Array, "*B"],
+    first_step: UInt32[AnyArray, ""],
+    first_row: UInt32[AnyArray, "*B"],
 ) -> UInt32[Array, "T B H"]:
     """Draw uniformly from 0 … 2¹⁶ − 1, four numbers per Threefry block (Salmon et al., SC 2011).
 

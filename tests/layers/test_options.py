@@ -14,9 +14,9 @@ from random_models import INIT
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.cells.layout import PLAIN
+from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.cells.marks import hidden, with_hidden
-from jaxgru.layers import implementations
+from jaxgru.layers import implementations, over_time
 from jaxgru.layers.dropout import dropout_masks
 
 H = 4  # the size of the input, too, so that any layer can be the first and a stack residual
@@ -90,6 +90,8 @@ def options_of(number):
         batch=batch,
         dtype=r.choice(["float64", "float64", "float32"]),
         rows_at_once=r.choice([1, 4, 512]),
+        layout=r.choice([IN_ROWS, IN_COLUMNS]),
+        first=dict(first_row=r.randrange(5), first_step=r.randrange(5)),
         padding=r.choice([None, "lengths", "mask"]),
         reset=maybe("reset"),
         carry=maybe("carry"),
@@ -183,6 +185,8 @@ def check(number, monkeypatch, forget_traces):
     o = options_of(number)
     monkeypatch.setattr(implementations, "ROWS_AT_ONCE", o["rows_at_once"])
     monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
+    layout = lambda recurrence, *_: IN_ROWS if recurrence.in_rows else o["layout"]
+    monkeypatch.setattr(over_time, "training_layout", layout)
     forget_traces()
     rng, static = np.random.default_rng(number), o["static"]
     batch, T, L, reverse = o["batch"], o["T"], o["L"], static["reverse"]
@@ -222,7 +226,7 @@ def check(number, monkeypatch, forget_traces):
     if o["dropout"]:
         site, kind = o["dropout"]
         key = None if kind == "zoneout, mean" else jax.random.key(number)
-        marks["dropout"] = jaxgru.Dropout(key, 0.4, site, kind.split(",")[0])
+        marks["dropout"] = jaxgru.Dropout(key, 0.4, site, kind.split(",")[0], **o["first"])
         masks = dropout_masks(layers, marks["dropout"], B, T)
 
     def in_batch(a, axis=0):

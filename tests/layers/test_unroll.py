@@ -16,8 +16,7 @@ import torch
 from against import randomized as random_like
 from annotations import unchecked
 from conftest import slow
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from jax._src import test_util as jtu  # its counter of programs; there is no public one
 from random_models import INIT
 
 import jaxgru
@@ -26,8 +25,6 @@ from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
 from jaxgru.cells.lstm import RECURRENCE
 from jaxgru.layers import implementations, over_time
 
-RECURRENT = [kind for kind in INIT if kind not in ("mlp", "min_gru")]
-EACH_STEP = ["gru", "gru, mogrifier"]
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
 OTHERS = [kind for kind in INIT if "," in kind and kind != "gru, reset after"]  # of plain cells
@@ -54,24 +51,6 @@ def stack_of(kind, num_layers, seed=0):
     return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
 
 
-def one_row(layers, x, carry, initial, resets, real, reverse):
-    """The definition: for each layer, for each real step of one row (T, F), the cell.
-
-    resets and real: a bool per step. Returns h of every step (T, H), and the carries.
-    """
-    chosen = lambda flag, new, old: jax.tree.map(partial(jnp.where, flag), new, old)
-    ends, episodes = [], jnp.cumsum(resets)
-    for layer, c, start in zip(layers, carry, initial, strict=True):
-        h = [jnp.zeros(H)] * len(x)
-        read = episodes[-1]  # the episode of the step that was read last, or of the part after x
-        for t in reversed(range(len(x))) if reverse else range(len(x)):
-            c = chosen(real[t] & (read != episodes[t]) if reverse else resets[t], start, c)
-            after, read = cells.cell(layer, c, x[t][None]), jnp.where(real[t], episodes[t], read)
-            c, h[t] = chosen(real[t], after, c), jnp.where(real[t], cells.hidden(after)[0], 0)
-        x, ends = h, [*ends, c]
-    return jnp.stack(x), tuple(ends)
-
-
 def gradients(function, *arguments):
     """A scalar in which every output takes part with its own weight, and all its gradients."""
 
@@ -86,117 +65,8 @@ def gradients(function, *arguments):
     return jax.grad(scalar, tuple(range(len(arguments))), has_aux=True)(*arguments)
 
 
-@partial(jax.jit, static_argnames="reverse")
-def by_rows(layers, x, carry, initial, resets, real, reverse):
-    """`one_row` for each row, and its gradients."""
-    rows = jax.vmap(partial(one_row, reverse=reverse), in_axes=(None, 0, 0, 0, 0, 0))
-
-    def run(layers, x, carry, initial):
-        carry, initial = jax.tree.map(lambda leaf: leaf[:, None], (carry, initial))
-        y, ends = rows(layers, x, carry, initial, resets, real)
-        return y, jax.tree.map(lambda leaf: leaf[:, 0], ends)
-
-    return gradients(run, layers, x, carry, initial)
-
-
-@partial(jax.jit, static_argnames="reverse")
-def unrolled(layers, x, carry, initial, reset, padding, reverse):
-    """`unroll` and its gradients. One program for all resets and lengths or masks of a shape."""
-    options = dict(reset=reset, reverse=reverse, **padding)
-    run = lambda layers, x, carry, initial: jaxgru.unroll(
-        layers, x, carry, initial=initial, **options
-    )
-    return gradients(run, layers, x, carry, initial)
-
-
-ROWS, STEPS = 2, 5
-NEVER, ALWAYS = [[False] * STEPS] * ROWS, [[True] * STEPS] * ROWS
 AMID = [[False, False, True, False, False], [True, False, False, True, False]]
-FLAGS = st.lists(st.booleans(), min_size=STEPS, max_size=STEPS)
-LENGTHS = st.lists(st.integers(0, STEPS), min_size=ROWS, max_size=ROWS)
-MASKS = st.lists(FLAGS, min_size=ROWS, max_size=ROWS)
 HOLES = [[False, True, False, True, True], [True, True, False, False, True]]
-
-
-@pytest.mark.parametrize("kind", GRU_FIRST)
-@settings(max_examples=1)
-@given(resets=MASKS, padding=LENGTHS | MASKS, reverse=st.booleans())
-@example(ALWAYS, [STEPS] * ROWS, False)
-@example(AMID, [STEPS, 3], False)  # a state goes on for two or three steps
-@example(AMID, HOLES, True)  # an episode begins in the padding
-@example(AMID, NEVER, True)
-def test_each_episode_runs_by_itself(kind, resets, padding, reverse):
-    """Any resets and padding, none and all included: outputs, carries and every gradient."""
-    check_episodes(kind, np.array(resets), np.array(padding), reverse)
-
-
-@pytest.mark.parametrize("kind", GRU_FIRST)
-def test_an_episode_of_one_step(kind):
-    """One row, one step, one layer."""
-    check_episodes(kind, np.array([[True]]), np.array([1]), False, L=1)
-
-
-def check_episodes(kind, resets, padding, reverse, L=2):
-    """The carry before the first step and the carry that a reset sets are both random.
-
-    padding: lengths (B,), after which no reset counts, or a mask (B, T).
-    """
-    B, T = resets.shape
-    layers, x = stack_of(kind, L), random_like(np.zeros((B, T, F)), 1)
-    carry = random_like(jaxgru.initial_carry(layers, B), 2)
-    initial = random_like(carry, 3)
-    masked = padding.ndim == 2
-    real = padding if masked else np.arange(T) < padding[:, None]
-    counting = resets if masked else resets & real
-
-    arguments = layers, x, carry, initial
-    seen = unrolled(*arguments, resets, {"mask" if masked else "lengths": padding}, reverse)
-    expected = by_rows(*arguments, counting, real, reverse)
-    chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize(
-    "kind, every, dropout",
-    [
-        ("lstm", True, "zoneout"),
-        ("min_gru", True, "each_step"),
-        *slow(
-            ("gru", False, "each_step"),
-            ("gru, mogrifier", False, "each_step"),
-            *((kind, False, "each_step") for kind in RECURRENT if kind not in EACH_STEP),
-            ("lstm", True, "each_step"),
-            *((kind, False, "variational") for kind in RECURRENT if kind != "gru, mogrifier"),
-            ("gru", True, "zoneout"),
-            ("min_gru", True, "zoneout"),
-            ("lstm, projected", True, "zoneout"),
-        ),
-    ],
-)
-def test_every_way_to_the_gradient(kind, every, dropout, monkeypatch, forget_traces):
-    """The definition, few units, few rows, many of both: with resets, padding and dropout."""
-    layers, x = stack_of(kind, 1), random_like(np.zeros((3, 4, F)), 1)
-    carry = random_like(jaxgru.initial_carry(layers, 3), 2)
-    initial = random_like(carry, 3)
-    options = dict(
-        reset=np.array([[False, True, False, False], [True] * 4, [False] * 4]),
-        lengths=np.array([4, 3, 0]),
-        dropout=jaxgru.Dropout(jax.random.key(0), 0.4, "state", dropout),
-        return_carries=every,
-    )
-
-    def run(implementation, layers, x, carry, initial):
-        options["implementation"] = implementation
-        return jaxgru.unroll(layers, x, carry, initial=initial, **options)
-
-    seen = [jax.jit(partial(gradients, partial(run, "autodiff")))(layers, x, carry, initial)]
-    for layout in (IN_COLUMNS, IN_ROWS):
-        of = lambda recurrence, *_, layout=layout: IN_ROWS if recurrence.in_rows else layout
-        monkeypatch.setattr(over_time, "training_layout", of)
-        forget_traces()
-        scan = partial(gradients, partial(run, "scan"))
-        seen.append(jax.jit(scan)(layers, x, carry, initial))
-    chex.assert_trees_all_close(*seen, rtol=1e-12, atol=1e-12)
-    assert all(leaf.any() for leaf in jax.tree.leaves(seen[0]))
 
 
 def test_which_way():
@@ -306,42 +176,36 @@ def test_a_batch_without_rows(kind):
         chex.assert_trees_all_equal(of_layers[0], jax.tree.map(jnp.zeros_like, layers))
 
 
-@pytest.mark.parametrize("kind, time_major", [("gru", True), ("lstm", False)])
-def test_more_batch_axes(kind, time_major):
-    """(E, A, T, F): each of the E parts is a batch of its own."""
-    E, A, T, layers = 2, 3, 5, stack_of(kind, 2)
-    zeros = jaxgru.initial_carry(layers, (E, A))
-    x, carry, initial = (*map(random_like, (np.zeros((E, A, T, F)), zeros, zeros), range(3)),)
-    flags = np.random.default_rng(0).random((2, E, A, T)) < 0.4
-    lengths = np.array([[5, 0, 3], [2, 4, 1]])
-    turn = (lambda a, axis: jnp.moveaxis(a, axis, 0)) if time_major else lambda a, axis: a
-
-    def run(x, carry, initial, axis, **marks):
-        marks = {name: a if name == "lengths" else turn(a, axis) for name, a in marks.items()}
-        options = dict(time_major=time_major, return_carries=True, **marks)
-        return jaxgru.unroll(layers, turn(x, axis), carry, initial=initial, **options)
-
-    for marks in (dict(reset=flags[0], lengths=lengths), dict(reset=flags[0], mask=flags[1])):
-        y, last, carries = run(x, carry, initial, 2, **marks)
-        for e in range(E):
-            part = lambda tree, e=e: jax.tree.map(lambda a: a[e], tree)
-            here = lambda tree, e=e: jax.tree.map(lambda a: jnp.take(a, e, int(time_major)), tree)
-            alone = run(*part((x, carry, initial)), 1, **part(marks))
-            seen = here(y), part(last), here(carries)
-            chex.assert_trees_all_close(seen, alone, rtol=1e-12, atol=1e-12)
-    everywhere = jax.tree.map(lambda a: a[0, 0], initial)
-    rows = jax.tree.map(lambda a: jnp.broadcast_to(a[0, 0], a.shape), initial)
-    chex.assert_trees_all_equal(*(run(x, None, i, 2, reset=flags[0]) for i in (everywhere, rows)))
-    h, after = jaxgru.step(layers, x[:, :, 0], carry)
-    y, last = jaxgru.unroll(layers, x[:, :, :1], carry)
-    chex.assert_trees_all_close((h, after), (y[:, :, 0], last), rtol=1e-12, atol=1e-12)
+def test_a_call_is_one_program():
+    """Also with all options; the next call with the same shapes is none."""
+    layers, x = stack_of("lstm", 2), random_like(np.zeros((2, 6, F)), 1)
+    carry = jaxgru.initial_carry(layers, 2)
+    options = dict(
+        reset=np.zeros((2, 6), bool), lengths=np.array([3, 6]), initial=carry, remat=True,
+        return_carries=True, dropout=jaxgru.Dropout(KEY, 0.4, "state"),
+    )  # fmt: skip
     both = partial(jaxgru.bidirectional, layers[0], layers[0])
-    (y, ends), flat = both(x), both(x.reshape(E * A, T, F))
-    in_one = lambda a: a.reshape(E * A, *a.shape[2:])
-    chex.assert_trees_all_equal((in_one(y), jax.tree.map(in_one, ends)), flat)
-    ids = np.arange(E * A * T).reshape(E, A, T) % E
-    looked_up = [jaxgru.unroll(layers, each) for each in (cells.Lookup(x[0, 0], ids), x[0, 0][ids])]
-    chex.assert_trees_all_close(*looked_up, rtol=1e-12, atol=1e-12)
+    for call in (
+        partial(jaxgru.unroll, layers, x),
+        partial(jaxgru.unroll, layers, x, carry, reverse=True, **options),
+        partial(both, x, **options | dict(initial=None)),
+        partial(jaxgru.step, layers, x[:, 0], carry, reset=np.array([True, False])),
+    ):
+        for programs in (1, 0):
+            with jtu.count_jit_and_pmap_lowerings() as lowered:
+                call()
+            assert lowered() == programs
+
+
+def test_more_batch_axes():
+    """Of a step, and of two directions: (E, A) is a batch (E·A,)."""
+    E, A, T, layers = 2, 3, 5, stack_of("lstm", 2)
+    x, carry = map(random_like, (np.zeros((E, A, T, F)), jaxgru.initial_carry(layers, (E, A))))
+    in_one = partial(jax.tree.map, lambda a: a.reshape(E * A, *a.shape[2:]))
+    step, both = jaxgru.step, partial(jaxgru.bidirectional, layers[0], layers[0])
+    at_once = step(layers, x[:, :, 0], carry)
+    chex.assert_trees_all_equal(in_one(at_once), step(layers, in_one(x)[:, 0], in_one(carry)))
+    chex.assert_trees_all_equal(in_one(both(x)), both(in_one(x)))
 
 
 def test_rounded_weights_are_multiplied_as_an_equation_says():
@@ -1109,29 +973,6 @@ def test_two_directions_are_each_direction(kind):
     chex.assert_trees_all_close(
         *(jax.jit(partial(gradients, run))(*arguments) for run in (ours, each)), rtol=1e-12
     )
-
-
-# --- Segments computed anew
-
-
-@pytest.mark.parametrize("reverse", [True, *slow(False)])
-def test_segments_computed_anew_change_nothing(reverse):
-    """With every option, at a length with a rest: outputs, carries and gradients; equal masks."""
-    layers, x = stack_of("lstm", 2), random_like(np.zeros((2, 7, F)), 1)
-    carry = random_like(jaxgru.initial_carry(layers, 2), 2)
-    initial = random_like(carry, 3)
-    flags = np.random.default_rng(0).random((2, 2, 7)) < 0.4
-    options = dict(reset=flags[0], mask=~flags[1], reverse=reverse, return_carries=True)
-    dropout = jaxgru.Dropout(jax.random.key(0), 0.4, "state", first_step=3)
-
-    def run(remat, layers, x, carry, initial):
-        return jaxgru.unroll(
-            layers, x, carry, initial=initial, dropout=dropout, remat=remat, **options
-        )
-
-    seen = (jax.jit(partial(gradients, partial(run, remat)))(layers, x, carry, initial)
-            for remat in (False, True))  # fmt: skip
-    chex.assert_trees_all_close(*seen, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.slow
