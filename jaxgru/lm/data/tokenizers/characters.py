@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.errors import check_whole, counted
-from jaxgru.lm.data.tokenizers.base import Tokenizer, lacks
+from jaxgru.lm.data.tokenizers.base import Tokenizer, Tokens, lacks
 
 UNKNOWN = "\ufffd"  # Unicode's replacement character
 
@@ -68,3 +68,6 @@ class CharacterTokenizer(Tokenizer):
                 raise lacks(counted(self.vocab_size, "character"), lacking)
             token_of = token_of | dict.fromkeys(lacking, self.unknown)
         return np.fromiter(map(token_of.__getitem__, text), np.int32, len(text))
+
+    def num_characters(self, tokens: Tokens, text: str) -> int:
+        return len(tokens)
