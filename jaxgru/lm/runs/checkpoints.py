@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,25 +233,11 @@ def silence_orbax() -> Callable[[], Any]:
 
     Returns a function that restores the logging.
     """
-    _ignore_late_errors()
     loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     return lambda: [logger.setLevel(level) for logger, level in zip(loggers, levels, strict=True)]
-
-
-@functools.cache
-def _ignore_late_errors() -> None:
-    """Ignore what TensorStore's threads raise after a failed read or write, maybe long after it."""
-    hook = sys.unraisablehook
-    known = "Event loop is closed", "Encountered error while reading array index"
-
-    def quiet(unraisable: Any) -> None:
-        if not any(text in str(unraisable.exc_value) for text in known):
-            hook(unraisable)
-
-    sys.unraisablehook = quiet
 
 
 @contextlib.contextmanager

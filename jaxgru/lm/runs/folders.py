@@ -19,7 +19,6 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,11 +103,11 @@ def load_info(run: Path) -> RunInfo:
 
 
 def _check_path(run: Path) -> None:
-    """Raise RunError where Orbax takes a part of the path for a glob pattern or a bucket."""
-    if wrong := re.search(r"[*?[\]\\]|(?<=/)gs:(?=/)", str(run.resolve())):
+    """Raise RunError where Orbax takes a part of the path for a glob pattern."""
+    if wrong := re.search(r"[*?[\]\\]", str(run.resolve())):
         raise RunError(
             f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
-            "one without * ? [ ] \\ and 'gs:', or rename the folder."
+            "one without * ? [ ] \\, or rename the folder."
         )
 
 
@@ -125,11 +124,7 @@ def discard_empty(run: Path) -> bool:
     """
     if saved_steps(run) or not run.exists():
         return False
-    for _ in range(10):  # TensorStore's threads may write for a moment after an error
-        shutil.rmtree(run, ignore_errors=True)
-        if not run.exists():
-            break
-        time.sleep(0.1)
+    shutil.rmtree(run, ignore_errors=True)
     with contextlib.suppress(OSError):
         _point(run.parent)
         run.parent.rmdir()  # fails where it holds anything else
