@@ -23,8 +23,7 @@ import jax
 
 from jaxgru.errors import UserError, nearest, printable
 from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
-from jaxgru.lm.config.fields import WORDS
-from jaxgru.lm.files import check_writable, reason, write_bytes
+from jaxgru.lm.files import reason, write_bytes
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
@@ -37,15 +36,6 @@ with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
     Formatter.styles["argparse.groups"] = "bold"
 
 MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
-SENTENCES = {
-    "argument (.*): not allowed with argument (.*)": r"\1 does not go with \2; leave one out.",
-    "argument (.*): ignored explicit argument (.*)": r"\1 takes no value; leave out \2.",
-    "one of the arguments (.*) is required": r"give one of \1.",
-    "the following arguments are required: (.*)": r"give \1, as in {call}.",
-    "unrecognized arguments: (.*)": r"there is no use for '\1'; leave it out, name its option, "
-    "or put quotes around a value that has spaces.",
-}
-"""What argparse says, and what is said instead."""
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 
 
@@ -61,16 +51,6 @@ class _Types(Formatter):
 
 def _kind(action: argparse.Action) -> str:
     return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
-
-
-def _wanted(action: argparse.Action) -> str:
-    """Return what an argument's value must be, for a sentence."""
-    if action.type in (int, float, bool):
-        return WORDS[action.type]
-    kind = str(action.metavar or _kind(action))
-    if action.choices or kind.startswith("{"):
-        return f"one of {', '.join(action.choices or kind.strip('{}').split(','))}"
-    return f"a {kind}" if action.option_strings else "a name or a path"
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,11 +83,7 @@ class Parser(argparse.ArgumentParser):
         return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence, or that of `SENTENCES` for one of argparse's, and exit 2."""
-        places = [str(a.metavar or a.dest) for a in self._actions if not a.option_strings]
-        for theirs, ours in SENTENCES.items():
-            ours = ours.replace("{call}", " ".join([self.prog, *places]))
-            message = re.sub(theirs, ours, message, flags=re.DOTALL)
+        """Print the sentence, ours or argparse's, without the usage; exit 2."""
         _end(printable(message))
 
     def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
@@ -124,25 +100,10 @@ class Parser(argparse.ArgumentParser):
             args[i] = declared[dashed] + equals + value
         return super().parse_args(args, namespace)
 
-    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        try:
-            return super()._match_argument(action, arg_strings_pattern)
-        except argparse.ArgumentError as error:
-            self.error(f"{error.argument_name} has no value; it must be {_wanted(action)}.")
-
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            if not arg_string and (action.metavar or action.type is Path):
-                raise argparse.ArgumentError(action, "is empty")
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError as error:
-            self.error(f"{error.argument_name} is {arg_string!r}; it must be {_wanted(action)}.")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            self.error(f"{error.argument_name} is {value!r}; it must be {_wanted(action)}.")
+        if not arg_string and (action.metavar or action.type is Path):  # as an unset variable's
+            raise argparse.ArgumentError(action, "expected one argument, not an empty one")
+        return super()._get_value(action, arg_string)
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
@@ -175,8 +136,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse a file that could not be written, before anything slow starts."""
         if path.suffix != suffix:
             self.error(f"--output is {path}; it must end in {suffix}.")
-        with written(path):
-            check_writable(path.parent)
+        if not os.access(path.parent, os.W_OK):
+            self.error(f"{path} cannot be written: no file can be created in {path.parent}.")
 
     def add_encoding(self, add: Callable[..., Any], of: str) -> None:
         """Add --encoding, which is that of the text that the option `of` names."""

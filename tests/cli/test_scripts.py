@@ -336,7 +336,7 @@ class TestEvaluate:
         (tmp_path / "a.txt").write_text("what light")
         done = script("evaluate", "--run", tiny_run, "--text", "a.txt")
         assert done.code == 0 and "measuring" in done.out
-        assert "step 0/14" in script("evaluate", "--run", tiny_run).out
+        assert "measuring" in script("evaluate", "--run", tiny_run).out
 
     def test_random_batches(self, script, tiny_run, tiny_text, monkeypatch):
         monkeypatch.setattr(state_cost, "measure", lambda *_: state_cost.StateCost(
@@ -599,11 +599,11 @@ class TestNGram:
         ("evaluate RUN --text odd.txt --output x.tsv", "it must end in .csv"),
         (
             "evaluate RUN --output no/x.csv",
-            r"no/x.csv cannot be written: No such .* \(no\)",
+            "no/x.csv cannot be written: no file can be created in no.",
         ),
         ("train", "give CONFIG, such as astra_alpha, or --init"),
         ("train astra_alpha --resume runs", "give CONFIG, such as astra_alpha, or --init"),
-        ("train astra_alpha --training.state_dropout", "dropout has no value; it must be a num"),
+        ("train astra_alpha --training.state_dropout", "dropout: expected one argument"),
         ("train astra_alpha --data.corpus TEXT --runs odd.txt", "cannot be written"),
         ("train astra_alpha --name ../../escaped", "name is '../../escaped'"),
         ("train --resume runs/nothing", "no run in runs/nothing.* give the folder"),
