@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from jaxgru.cells.base import AnyArray
+from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_whole
 from jaxgru.layers.arguments import as_carry, carry_like
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper
-from jaxgru.lm.sampling import as_prompt, as_stop, where_rows
+from jaxgru.lm.sampling import as_prompt, as_stop
 
 
 def beam_search(
@@ -85,7 +86,7 @@ def _search(num_tokens, K, params, prompt, carry, stop):
             again = jax.nn.one_hot(beams.token, V, dtype=bool)
             repeated = jnp.where(again, 0, -jnp.inf).astype(logp.dtype)
             logp = jnp.where(beams.stopped[:, None], repeated, logp)
-            after = where_rows(beams.stopped, beams.carry, after)
+            after = IN_ROWS.choose(beams.stopped, beams.carry, after)
         totals = beams.score[:, :, None] + logp.reshape(B, K, V)
         score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
         parent, token = jnp.divmod(best, V)

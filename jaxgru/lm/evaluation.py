@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from jaxgru.cells.base import AnyArray
 from jaxgru.errors import UserError, check_whole, counted
 from jaxgru.lm.arguments import as_sequence
-from jaxgru.lm.data.batching import as_text, random_crops, unit_starts, windows
+from jaxgru.lm.data.batching import as_text, power_of_two, random_crops, unit_starts, windows
 from jaxgru.lm.data.tokenizers import Chunk
 from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
@@ -73,8 +73,6 @@ def stream_nll(
     """Compute the nats of each prediction over one stream: the state is never reset.
 
     Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
-
-    Raises what `window_nll` raises.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
@@ -112,8 +110,8 @@ def lines_nll(
             longest, *left = left
             nats[longest] = stream_nll(params, lines[longest], end)
             continue
-        T = max(SHORTEST, _power_of_two(lengths[left[0]]))
-        rows = min(_power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
+        T = max(SHORTEST, power_of_two(lengths[left[0]]))
+        rows = min(power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
         batch, left = left[:rows], left[rows:]
         padded = np.zeros((1, rows, T + 1), np.int32)
         for row, i in enumerate(batch):
@@ -155,11 +153,6 @@ def random_batch_losses(
     return np.asarray(nll, float)
 
 
-def stream_loss(params: Params, tokens: Int[AnyArray, "N"], end: int | None = None) -> float:
-    """Return the mean of `stream_nll`, nats per token. Raises what that raises."""
-    return float(stream_nll(params, tokens, end).mean())
-
-
 def memory_curve(
     params: Params,
     tokens: Int[AnyArray, "N"],
@@ -168,9 +161,7 @@ def memory_curve(
 ) -> dict[int, float]:
     """Return the mean nats per token for each number of tokens between two resets to zero.
 
-    1 is stateless; `stream_loss` is the limit, without resets. `end` is as for `window_nll`.
-
-    Raises what `window_nll` raises, before any loss is computed.
+    1 is stateless; the mean of `stream_nll` is the limit. `end` is as for `window_nll`.
     """
     resets = [check_whole("an entry of resets", every) for every in resets]
     return {every: window_loss(params, tokens, every, end=end) for every in resets}
@@ -192,8 +183,6 @@ def recovery(
     Args:
       stream: `stream_nll` of these parameters and tokens, if it has been computed already.
       end: as for `window_nll`.
-
-    Raises what `window_nll` raises, of the length and the stride, too.
     """
     tokens = as_text(tokens, len(params.embedding))
     length, stride = check_whole("length", length), check_whole("stride", stride)
@@ -232,11 +221,6 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
         "nats_per_character": nats_per_character,
         "bits_per_character": nats_per_character / log(2),
     }
-
-
-def _power_of_two(number: int) -> int:
-    """Return the least power of two that is not below a number from 1."""
-    return 1 << (number - 1).bit_length()
 
 
 @partial(jax.jit, static_argnames="end")

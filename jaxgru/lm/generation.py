@@ -17,6 +17,7 @@ from jaxgru.cells import Lookup
 from jaxgru.cells.base import AnyArray, check_flags
 from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.layers.unroll import unroll
+from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.data.units import end_of, end_token, units_of
@@ -301,8 +302,8 @@ class _Recurrent:
         if options.stateful and (most := int(lengths.max())):
             if len(read) == 1:
                 carry = _read(params, read[0][None, :-1], carry)
-            else:  # a power of two, so that few programs read many batches
-                padded = np.zeros((len(read), 1 << (most - 1).bit_length()), np.int32)
+            else:  # so that few programs read many batches
+                padded = np.zeros((len(read), power_of_two(most)), np.int32)
                 for row, tokens in zip(padded, read, strict=True):
                     row[: len(tokens) - 1] = tokens[:-1]
                 carry = _read(params, padded, carry, lengths)

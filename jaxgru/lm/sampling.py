@@ -17,12 +17,14 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
 from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.layers.arguments import as_array, as_carry, carry_like, is_known, real_steps
 from jaxgru.layers.unroll import unroll
 from jaxgru.lm.arguments import check_number, check_tokens
+from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
 
@@ -121,7 +123,7 @@ def generate(
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
         new, *state = _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
     else:
-        most = min(1 << (num_tokens - 1).bit_length(), 2**31 - 1)  # the loop counts in int32
+        most = min(power_of_two(num_tokens), 2**31 - 1)  # the loop counts in int32
         new, *state = _generate(most, *options, *arguments, num_tokens)
         if num_tokens < most:
             cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=num_tokens, axis=1)
@@ -171,10 +173,7 @@ def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: 
 def check_sampling(
     vocab_size: int, temperature: Scalar, top_k: SupportsIndex | None, top_p: Scalar | None
 ) -> tuple[Scalar, int | None, Scalar | None]:
-    """Return the options of `generate` as Python's numbers; traced ones as they are.
-
-    Raises UserError if one is out of range.
-    """
+    """Return the options of `generate`, checked, as Python's numbers; traced ones as they are."""
     finite = lambda t: 0 <= t < float("inf")
     temperature = check_number("temperature", temperature, finite, "a finite number, 0 or more")
     if top_k is not None:
@@ -251,7 +250,7 @@ def _generate(
         if counts is not None:
             counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
         if stopped is not None:  # such a row keeps its stop token, and the state before it
-            carry = where_rows(stopped, state.carry, carry)
+            carry = IN_ROWS.choose(stopped, state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
             stopped |= jnp.isin(new[0], stop)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
@@ -294,12 +293,6 @@ def _split(key: PRNGKeyArray | Key[Array, "B"]) -> tuple[Array, Array]:
     """Return the next key and one to draw with or, if there is a key per row, those of each row."""
     split = lambda key: tuple(jax.random.split(key))
     return jax.vmap(split)(key) if _per_row(key) else split(key)
-
-
-def where_rows(flags: Bool[Array, "B"], x: ModelCarry, y: ModelCarry) -> ModelCarry:
-    """Return a carry: x in the rows where the flag is set, else y."""
-    column = lambda leaf: flags.reshape(-1, *[1] * (leaf.ndim - 1))
-    return jax.tree.map(lambda x, y: jnp.where(column(x), x, y), x, y)
 
 
 def filter_logits(

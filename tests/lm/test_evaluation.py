@@ -26,7 +26,6 @@ from jaxgru.lm.evaluation import (
     perplexity,
     random_batch_losses,
     recovery,
-    stream_loss,
     stream_nll,
     window_loss,
     window_nll,
@@ -43,6 +42,10 @@ N = 59  # 58 predictions
 def params() -> jaxgru.lm.Params:
     """Large weights: a model whose state matters, so that a state that is lost would be seen."""
     return random_params(MODEL)
+
+
+def stream_loss(*text, **options) -> float:
+    return float(stream_nll(*text, **options).mean())
 
 
 def dynamic_loss(params: jaxgru.lm.Params, tokens: np.ndarray, every: int = 8) -> float:

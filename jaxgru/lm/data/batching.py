@@ -92,3 +92,8 @@ def windows(
     pad = (0, num_batches * batch_size * window - n)
     shape = (num_batches, batch_size, window)
     return jnp.pad(tokens[:-1], pad).reshape(shape), jnp.pad(tokens[1:], pad).reshape(shape)
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not below a number from 1."""
+    return 1 << (number - 1).bit_length()
