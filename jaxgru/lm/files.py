@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,15 +78,6 @@ def hashes(folder: Path) -> dict[str, str]:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             sums[path.relative_to(folder).as_posix()] = sha256
     return sums
-
-
-def check_writable(folder: Path) -> None:
-    """Raise OSError if no file can be created in a folder, which permission bits do not tell."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:  # which names the unnamed file
-        raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
 
 
 @contextlib.contextmanager

@@ -8,10 +8,8 @@ import pytest
 
 from jaxgru.lm import files
 from jaxgru.lm.files import (
-    check_writable,
     hashes,
     locked,
-    reason,
     write_bytes,
     write_text,
 )
@@ -116,15 +114,6 @@ def test_where_there_are_no_locks_every_process_gets_it(tmp_path, monkeypatch, l
         monkeypatch.setattr(files.fcntl, "flock", fail)
     with locked(tmp_path / "file") as ours, locked(tmp_path / "file") as theirs:
         assert ours and theirs
-
-
-def test_a_folder_that_can_be_written_and_one_that_cannot(tmp_path):
-    check_writable(tmp_path)
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(OSError) as refused:
-        check_writable(tmp_path / "missing")
-    assert reason(refused.value) == "No such file or directory (missing)"
-    assert reason(OSError("it is full")) == "it is full"
 
 
 def test_hashes_of_the_files_below_a_folder(tmp_path):
