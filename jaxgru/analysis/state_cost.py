@@ -109,11 +109,6 @@ class StateCost(Record, frozen=True):
     random_batches: MeanLoss | None = None
 
 
-def num_steps(tokenizer: Tokenizer, random_batches: bool = False) -> int:
-    """Return how often `measure` calls `progress`."""
-    return random_batches + 1 + len(RESETS) + (tokenizer.vocab_size <= MAX_CHAIN) + 1
-
-
 def measure(
     params: Params,
     tokenizer: Tokenizer,
@@ -126,15 +121,12 @@ def measure(
 
     Args:
       window: the window of the `windows` loss: the sequence length in training.
-      progress: called with the name of each measure before it is computed; for the memory curve,
-        before each of its losses.
+      progress: called with the name of each measure before it is computed.
       random_batches: also evaluate the model as nanoGPT does, on 200 random batches of 64 windows
         of 256 tokens. This takes three times as long as all other losses.
 
     There are no measures of text if the data is read in units, at whose ends the state of a long
     text would go on.
-
-    Raises UserError if the validation split is too short, or has a token outside the vocabulary.
     """
     tokens, end = dataset.validation, dataset.end
     batches = None
@@ -143,10 +135,8 @@ def measure(
         batches = evaluate_random_batches(params, tokens, end)
     progress("one stream")
     stream = stream_nll(params, tokens, end)
-    curve = {}
-    for every in RESETS:
-        progress("the memory curve")
-        curve |= memory_curve(params, tokens, [every], end)
+    progress("the memory curve")
+    curve = memory_curve(params, tokens, RESETS, end)
     chain = None
     if tokenizer.vocab_size <= MAX_CHAIN:
         progress("the stateless chain")
@@ -170,12 +160,7 @@ def measure(
 def evaluate_random_batches(
     params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
 ) -> MeanLoss:
-    """Return the mean of `random_batch_losses` and its standard error, with windows of 256 tokens.
-
-    `end` is as for `random_batch_losses`.
-
-    Raises UserError if the text is too short for such a window.
-    """
+    """Return the mean of `random_batch_losses` and its standard error, of windows of 256 tokens."""
     batches = random_batch_losses(params, tokens, RANDOM_WINDOW, jax.random.key(0), end=end)
     error = batches.std(ddof=1) / len(batches) ** 0.5
     return MeanLoss(mean=float(batches.mean()), standard_error=float(error))

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import itertools
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_uni
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import in_units, perplexity, stream_nll
 from jaxgru.lm.model import Params
-from jaxgru.lm.runs.terminal import progress_bar
 from jaxgru.lm.scoring import evaluate, score_lines
 
 with needs("train"):
@@ -218,10 +217,7 @@ def _encoded(
 def print_lines(
     model: Params | NGram, tokenizer: Tokenizer, text: Corpus, unit: str, output: Path | None
 ) -> None:
-    """Write the table of --lines; where it is a file, print the mean loss and the unknown tokens.
-
-    Raises UserError where the text cannot be encoded, or the table not be written.
-    """
+    """Write the table of --lines; of a file, print the mean loss and the unknown tokens."""
     if output is None:
         check_printable(text.text)
     rows: list[list[Any]] = []
@@ -243,7 +239,7 @@ def print_lines(
 
 
 def write_table(path: Path | None, names: list[str], rows: Iterable[Any]) -> None:
-    """Write rows as comma-separated values. Raises UserError if the file cannot be written."""
+    """Write rows as comma-separated values."""
     table = io.StringIO(newline="")
     for row in itertools.chain([names], rows):
         has_return = any("\r" in str(value) for value in row)  # which a plain writer does not quote
@@ -265,14 +261,6 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
         console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
 
 
-@contextlib.contextmanager
-def _in_steps(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on a terminal; yield a function to call with each step as it begins."""
-    with progress_bar(total, console) as (bar, task):
-        done = itertools.count()
-        yield lambda what: bar.update(task, completed=next(done), what=what, status="")
-
-
 def _print_state_cost(
     console: Console, name: str, params: Params, config: Config, dataset: Dataset,
     pieces: list[str], arguments: Namespace,
@@ -280,8 +268,8 @@ def _print_state_cost(
     """Print every measure of a model on the validation split of its own text."""
     tokenizer, window = dataset.tokenizer, config.training.sequence_length
     batches = arguments.random_batches
-    with _in_steps(console, state_cost.num_steps(tokenizer, batches)) as begin:
-        record = state_cost.measure(params, tokenizer, dataset, window, begin, batches)
+    with console.status("measuring") as status:
+        record = state_cost.measure(params, tokenizer, dataset, window, status.update, batches)
     sizes = record.num_tokens, record.num_characters
     rows = _losses(
         record.memory_curve, record.stream, dataset.end, record.windows, window,
@@ -293,8 +281,7 @@ def _print_state_cost(
     if record.text:
         console.print(_text(record.text))
     if arguments.dynamic:
-        with _in_steps(console, 1) as begin:
-            begin("choosing the settings of dynamic evaluation")
+        with console.status("choosing the settings of dynamic evaluation"):
             chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
             loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
         rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
