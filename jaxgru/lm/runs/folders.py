@@ -102,15 +102,6 @@ def load_info(run: Path) -> RunInfo:
         return msgspec.convert(vars(info), RunInfo)
 
 
-def _check_path(run: Path) -> None:
-    """Raise RunError where Orbax takes a part of the path for a glob pattern."""
-    if wrong := re.search(r"[*?[\]\\]", str(run.resolve())):
-        raise RunError(
-            f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
-            "one without * ? [ ] \\, or rename the folder."
-        )
-
-
 def saved_steps(run: Path) -> list[int]:
     """Return the steps of which a run has checkpoints, whole or not, in order."""
     paths = (run / "checkpoints").glob("[0-9]*")
@@ -182,7 +173,11 @@ def claim(run: Path) -> Iterator[None]:
     if not is_first():
         yield  # the first process locks it for all
         return
-    _check_path(run)
+    if wrong := re.search(r"[*?[\]\\]", str(run.resolve())):  # Orbax takes it for a pattern
+        raise RunError(
+            f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
+            "one without * ? [ ] \\, or rename the folder."
+        )
     try:
         with locked(run / LOCK) as is_ours:
             if not is_ours:

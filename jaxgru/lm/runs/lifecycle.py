@@ -86,8 +86,6 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
       overrides: new values of fields in MAY_CHANGE_AT_RESUME, by dotted name; they are written to
         the run's config.toml. With more `training.epochs`, the remaining epochs have the learning
         rates of a run of that length.
-
-    Raises as `start_run`.
     """
     overrides = dict(overrides or {})
     for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):

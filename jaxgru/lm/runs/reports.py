@@ -17,8 +17,6 @@ from jaxgru.lm.config import (
     dotted_names,
     field_value,
     load_config,
-    parse_toml,
-    to_dict,
 )
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import Tokenizer
@@ -86,9 +84,7 @@ def published_losses(config: Config, info: RunInfo) -> dict[str, Any]:
     if info.lengthened or config.data.corpus != TINY_SHAKESPEARE:
         return {}
     for path in (config_dir() / "published").glob("*.toml"):
-        model = parse_toml((config_dir() / path.name).read_bytes())["model"]
-        alike = model.items() <= to_dict(config)["model"].items()  # read no other config
-        if alike and recipe(load_config(path.stem)) == recipe(config):
+        if recipe(load_config(path.stem)) == recipe(config):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     return {}
 
