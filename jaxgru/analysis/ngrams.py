@@ -74,8 +74,6 @@ class NGram:
         """Return −log p (nats) of each token but the first, given up to order − 1 tokens before it.
 
         The predictions are those of `evaluation.stream_nll`; the mean is comparable with its mean.
-
-        Raises what `batching.as_text` raises.
         """
         tokens = np.asarray(as_text(tokens, self.vocab_size), np.int64)
         p = np.full(len(tokens), 1 / self.vocab_size)
@@ -87,10 +85,7 @@ class NGram:
         return -np.log(p[1:])
 
     def probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
-        """Return p(w | context) for every token w; only the last order − 1 tokens are read.
-
-        Raises what `as_sequence` raises.
-        """
+        """Return p(w | context) for every token w; only the last order − 1 tokens are read."""
         context = np.asarray(context)
         context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
         p = np.full(self.vocab_size, 1 / self.vocab_size)
@@ -120,8 +115,6 @@ class NGram:
         be the first, at least one of them (None: all). Each token takes one draw from rng (none at
         temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
-
-        Raises UserError or ValueError as `sampling.generate` does.
         """
         num_tokens = check_whole("num_tokens", num_tokens)
         check_sampling(self.vocab_size, temperature, top_k, top_p)
@@ -178,8 +171,6 @@ def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.
 
     Row v sums to the share of v among the contexts; divided by it, the row is the unsmoothed
     bigram, the maximum-likelihood estimate of a transition matrix.
-
-    Raises what `batching.as_text` raises.
     """
     tokens = np.asarray(as_text(tokens, vocab_size), np.int64)
     counts = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2)

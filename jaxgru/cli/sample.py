@@ -158,10 +158,7 @@ def main() -> None:
 
 
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
-    """Print text with and without the state side by side, of the same prompt and options.
-
-    Raises what `stream_text` raises, and MissingPackage where Rich is not installed.
-    """
+    """Print text with and without the state side by side, of the same prompt and options."""
     with needs("train"):
         from rich.console import Console
         from rich.table import Table

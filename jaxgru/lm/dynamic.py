@@ -98,8 +98,6 @@ def choose_dynamic(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) 
     Args:
       tokens: of the TRAINING text, e.g. its last CHOSEN_ON, so that nothing is chosen with an eye
         on what is then evaluated.
-
-    Raises what `mean_squares` raises.
     """
     squares = mean_squares(params, tokens, every)
     candidates = [Dynamic(squares, *pair, every=every) for pair in product(LEARNING_RATES, DECAYS)]

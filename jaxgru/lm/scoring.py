@@ -81,8 +81,6 @@ def evaluate(
     Returns:
       The scores where the state is reset every `window` tokens ("windows"), as in training; never
       ("stream"); and before every token ("stateless").
-
-    Raises what `window_nll` raises.
     """
     nats = {
         "windows": window_nll(params, tokens, window, end=end),

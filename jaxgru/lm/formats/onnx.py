@@ -40,11 +40,8 @@ def save_onnx(
 ) -> None:
     """Write a whole model into one .onnx file, which `load_onnx` reads back bit for bit.
 
-    The same model always gives the same file. Of the paths in the config, only the names of files
-    are kept: see `metadata.pack`.
-
-    `text_sha256` is as for `lm.save`. Raises as `lm.save`, and InteropError where the parameters
-    are not float32 or the model cannot be exported (see `to_onnx`).
+    Its arguments are as for `save_safetensors`. Raises as that does, and InteropError where the
+    model cannot be exported (see `to_onnx`).
     """
     _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)

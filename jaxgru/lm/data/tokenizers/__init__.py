@@ -62,18 +62,9 @@ def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
 
 
 def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -> Tokenizer:
-    """Learn a tokenizer of a text.
+    """Learn a tokenizer of a text: `Tokenizer.learn` of one of TOKENIZERS.
 
-    Args:
-      kind: a key of TOKENIZERS, as in config.data.tokenizer.
-      vocab_size: for subwords and sentencepiece; other kinds count what occurs in the text.
-      min_count: for words and characters: how often one must occur to be a token; other kinds
-        ignore it.
-
-    Raises:
-      TokenizerError: the text cannot be learned from, or not with that vocab_size.
-      MissingPackage: SentencePiece is needed and not installed.
-      KeyError: the kind is unknown.
+    Raises TokenizerError where the text cannot be learned from, or not with that vocab_size.
     """
     return TOKENIZERS[kind].learn(text, vocab_size, min_count)
 
