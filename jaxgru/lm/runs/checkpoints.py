@@ -19,6 +19,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,15 +230,24 @@ def _without_evaluated(state: TrainState) -> TrainState:
 
 
 def silence_orbax() -> Callable[[], Any]:
-    """Silence Orbax's logging, so that a failure is reported once, by its exception.
+    """Silence Orbax, so that a failure is reported once, by its exception.
 
-    Returns a function that restores the logging.
+    Its logging, and what TensorStore's threads raise after a failed read or write. Returns a
+    function that undoes this.
     """
+    hook, late = sys.unraisablehook, ("Event loop is closed", "error while reading array index")
+    sys.unraisablehook = lambda e: any(text in str(e.exc_value) for text in late) or hook(e)
     loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
-    return lambda: [logger.setLevel(level) for logger, level in zip(loggers, levels, strict=True)]
+
+    def undo() -> None:
+        sys.unraisablehook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+    return undo
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +116,11 @@ def discard_empty(run: Path) -> bool:
     """
     if saved_steps(run) or not run.exists():
         return False
-    shutil.rmtree(run, ignore_errors=True)
+    for _ in range(10):  # TensorStore's threads write for a moment after an error
+        shutil.rmtree(run, ignore_errors=True)
+        if not run.exists():
+            break
+        time.sleep(0.1)
     with contextlib.suppress(OSError):
         _point(run.parent)
         run.parent.rmdir()  # fails where it holds anything else

@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -18,6 +20,7 @@ import jaxgru
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError, save_tokenizer
 from jaxgru.lm.files import hashes
+from jaxgru.lm.runs import checkpoints
 from jaxgru.lm.runs.checkpoints import (
     CHECKSUMS,
     Checkpoint,
@@ -103,6 +106,17 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
     assert_same(jaxgru.lm.load(run)[0], kept)
     assert_same(jaxgru.lm.load(run, "last")[0], state.evaluated)
     assert loaded_config == config and tokenizer.vocabulary == "abc"
+
+
+def test_what_comes_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda late: seen.append(str(late.exc_value)))
+    undo = checkpoints.silence_orbax()
+    for text in ("Event loop is closed", "Encountered error while reading array index: ()", "x"):
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    undo()
+    sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
+    assert seen == ["x", "Event loop is closed"]
 
 
 def test_no_run_and_no_checkpoint(tmp_path):
