@@ -147,7 +147,7 @@ def test_lengths_of_blocks(monkeypatch):
         *(1, 12, 13, 17, 10, 8, 8)
     ]
     assert [length_of(128, B, 64) for B in (16, 31, 32, 64)] == [32, 16, 1, 1]
-    assert [length_of(128, B, 256, True) for B in (15, 16, 32)] == [32, 2, 1]
+    assert [length_of(128, B, 256, True) for B in (15, 16, 32)] == [128, 2, 1]
     B, T = jax.export.symbolic_shape("B, T")
     assert length_of(T, 4, 8) is T and length_of(7, B, 8) == 7
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
