@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 from jaxgru.cells import CellParams, sizes
 from jaxgru.cells.base import AnyArray, Size
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
-from jaxgru.errors import check_one_of, check_whole, shown
+from jaxgru.cells.promotion import at_least_float32
+from jaxgru.errors import a_type, check_one_of, check_whole, shown
 
 
 class Seeds(NamedTuple):
@@ -110,7 +111,25 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
     for one in several:
         _threshold_and_scale(one.rate)
         _check(one)
-    return [_in_32_bits(one) for one in several]
+        key, seen = one.key, a_type(one.key)
+        if isinstance(key, Array | np.ndarray):
+            seen = f"{key.dtype} {key.shape}"
+            is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+            if key.ndim == (0 if is_typed else 1):
+                continue
+        if not isinstance(key, Seeds | None):
+            raise ValueError(
+                f"the dropout's key is {seen}; it must be one key, as from jax.random.key."
+            )
+    return [_in_32_bits(one.replace(rate=_known(one.rate))) for one in several]
+
+
+def _known(rate: Any) -> Any:
+    """Return a rate that is an array in 32 bits at least; a whole number, which is 0, as such."""
+    if not isinstance(rate, Array | np.ndarray) or isinstance(rate, Tracer):
+        return rate
+    is_float = jnp.issubdtype(rate.dtype, jnp.floating)
+    return at_least_float32(rate) if is_float else rate.item()
 
 
 def _in_32_bits(dropout: Dropout) -> Dropout:
@@ -297,7 +316,7 @@ def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
     if isinstance(rate, Tracer):
         if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
             raise ValueError(f"the dropout rate is {rate.dtype} {rate.shape}; it must be a number.")
-        rate = rate.astype(jnp.promote_types(rate.dtype, jnp.float32))  # 2¹⁶ is ∞ in float16
+        rate = at_least_float32(rate)  # 2¹⁶ is ∞ in float16
         possible = (rate >= 0) & (rate < 1)
         threshold = jnp.where(possible, jnp.minimum(jnp.round(rate * 2**16), 2**16 - 1), 0)
         scale = jnp.where(possible, 1 / (1 - threshold / 2**16), jnp.nan)

@@ -556,6 +556,13 @@ LSTM = jaxgru.init_lstm(KEY, F, H)
             "reverse is an ArrayImpl; it must be True or False",
         ),
         (lambda x: jaxgru.unroll(GRU, x, dropout=0.5), "dropout is 0.5; it must be a Dropout("),
+        *[
+            (
+                lambda x, key=key: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(key, 0.5, "state")),
+                f"the dropout's key is {seen}; it must be one key, as from jax.random.key",
+            )
+            for key, seen in (("a", "a str"), (3, "an int"), (np.uint32(3), "a uint32"))
+        ],
         (
             lambda x: jaxgru.unroll(GRU, x, dropout=jaxgru.Dropout(0.5, KEY, "state")),
             "the dropout rate is a key; the order is Dropout(key, rate, site)",
@@ -1002,6 +1009,9 @@ def test_a_traced_dropout_rate(kind):
         np.testing.assert_allclose(y, run(rate), rtol=1e-12)
         np.testing.assert_array_equal(run(jnp.asarray(rate)), run(rate))
     assert np.isnan(seen[3:, :, 1 if kind == "variational" else 0 :]).all()
+    np.testing.assert_array_equal(run(jnp.int32(0)), run(0.0))
+    with jax.numpy_dtype_promotion("strict"):
+        run(jnp.bfloat16(0.3))
     for dtype in ("float16", "bfloat16"):  # the rate is what the dtype makes of 0.3
         rate = jnp.asarray(0.3, dtype)
         # 1/(1 − p); on an H200, a program rounds it once more, 1.3 units in the last place off
