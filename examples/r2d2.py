@@ -185,8 +185,9 @@ def q_learned(params: dict[str, Any], piece: Step, s: Settings) -> jax.Array:
     """Return the values of a piece's steps after the burn-in."""
     n, carry = s.burn_in, piece.carry[0] if s.stored else jnp.zeros_like(piece.carry[0])
     if n:
-        fixed = jax.lax.stop_gradient(params)  # of the carry alone, it would come too late
-        _, carry = q_unroll(fixed, piece.x[:n], carry, piece.starts[:n])
+        # of the carry that comes out, it would come too late: the burn-in would keep what it reads
+        fixed, x = jax.lax.stop_gradient((params, piece.x[:n]))
+        _, carry = q_unroll(fixed, x, carry, piece.starts[:n])
     return q_unroll(params, piece.x[n:], carry, piece.starts[n:])[0]
 
 

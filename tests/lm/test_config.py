@@ -299,7 +299,7 @@ class TestRefusals:
             with pytest.raises((ConfigError, SystemExit)) as refusal:
                 load_config("astra_alpha", typed(f"--{dotted}={text}"))
             said = str(refusal.value) + capsys.readouterr().err
-            wrong = ": invalid .* value|: .* is neither| is .*(must be|only for)"
+            wrong = ": (invalid .* value|expected one|.* is neither)| is .*(must be|only for)"
             assert re.search(f"{dotted}({wrong})", said)
 
     @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_sample_speaks_at_once(script):
         done = script("sample", *model, *options)
         assert (done.code, done.out) == (0, "ROMEO: " + "the " * 10 + "\n")
     both = script("sample", "astra_alpha", "--run", "runs")
-    assert both.code == 2 and "does not go with" in both.err
+    assert both.code == 2 and "not allowed with argument MODEL" in both.err
 
 
 def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
