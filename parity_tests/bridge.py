@@ -6,10 +6,9 @@ no bias is zero, and no library's initialisation is used.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -47,14 +46,9 @@ RECORD_VARIABLE = "JAXGRU_PARITY_RECORD"
 same_every_run = settings(derandomize=True, deadline=None, database=None, max_examples=4)
 
 
-@contextlib.contextmanager
-def precision(dtype: str) -> Iterator[None]:
+def precision(dtype: str) -> Any:
     """Enable JAX's 64-bit types inside for "float64", and disable them for "float32"."""
-    enable_x64 = getattr(jax, "enable_x64", None)
-    if enable_x64 is None:  # JAX before 0.8
-        from jax.experimental import enable_x64
-    with enable_x64(dtype == "float64"):
-        yield
+    return jax.enable_x64(dtype == "float64")
 
 
 # --- Shapes

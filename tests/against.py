@@ -1,9 +1,9 @@
-"""What the tests against other libraries share: random layers, equal outputs and gradients."""
+"""What tests against other computations share: random layers, equal outputs and gradients."""
 
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,9 @@ LAYERS = {
 }
 
 
-@contextmanager
 def precision(dtype):
-    with jax.enable_x64(np.dtype(dtype) == np.float64):
-        yield
+    """JAX's 64-bit types for float64, and no others."""
+    return jax.enable_x64(np.dtype(dtype) == np.float64)
 
 
 def alike_under_strict_promotion(run):
@@ -84,7 +83,7 @@ def equinox_cell(name, E=4, H=6, dtype=np.float32, **options):
     return randomized(eqx.filter_eval_shape(getattr(eqx.nn, name), E, H, **options))
 
 
-def normal(*shape, dtype, seed=1):
+def normal(*shape, dtype=np.float64, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
@@ -99,19 +98,23 @@ def resets(*shape):
     return np.random.default_rng(2).random(shape) < 0.4
 
 
-def value_and_gradients(function, *args):
-    """The outputs, and the gradients of a scalar in which each has its own weight."""
+def gradients(function, *args):
+    """The outputs, and the gradients of a scalar in which each has its own weights."""
 
     def scalar(*args):
         outputs = function(*args)
-        return sum(
-            jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
-            for y in jax.tree.leaves(outputs)
-        ), outputs
+        leaves = [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.floating)]
+        weights = lambda i, y: np.cos(np.arange(y.size) + i).reshape(y.shape).astype(y.dtype)
+        return sum(jnp.sum(y * weights(i, y)) for i, y in enumerate(leaves)), outputs
 
-    gradients = jax.grad(scalar, argnums=tuple(range(len(args))), has_aux=True, allow_int=True)
-    gradients, outputs = jax.jit(gradients)(*args)
+    every = tuple(range(len(args)))
+    gradients, outputs = jax.grad(scalar, every, has_aux=True, allow_int=True)(*args)
     return outputs, gradients
+
+
+def value_and_gradients(function, *args):
+    """`gradients`, in one compiled program."""
+    return jax.jit(partial(gradients, function))(*args)
 
 
 def same_numbers(ours, theirs, *args):

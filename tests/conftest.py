@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 # Every annotated type and shape of jaxgru is checked while the tests run
 jaxtyping.install_import_hook("jaxgru", "annotations.checked")
 
-from random_models import by_gate  # noqa: E402
+import equations  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.cli.command import COMMANDS  # noqa: E402
@@ -212,6 +212,13 @@ def python_script(name: str, *arguments: object) -> subprocess.CompletedProcess[
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """JAX's 64-bit types."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def forget_traces() -> Iterator[Callable[[], None]]:
     """For tests that change what jaxgru reads while it is traced: what was traced is forgotten.
 
@@ -310,27 +317,17 @@ def contents(folder: Path) -> dict[str, object]:
 def numpy_gru_losses(params: Params, tokens: np.ndarray, window: int) -> np.ndarray:
     """−log p of each target, float64, token by token; the state is zeros every `window` tokens.
 
-    Written from the equations alone, as an independent check of everything that the library does
-    with batches, windows, scans and carries.
+    An independent check of everything that the library does with batches, windows, scans and
+    carries.
     """
-
-    def sigmoid(x):
-        return 1 / (1 + np.exp(-x))
-
-    def gru(p, h, x):
-        z = sigmoid(x @ p.Wz + h @ p.Uz + p.bz + p.cz)
-        r = sigmoid(x @ p.Wr + h @ p.Ur + p.br + p.cr)
-        n = np.tanh(x @ p.Wn + (r * h) @ p.Un + p.bn)
-        return (1 - z) * h + z * n
-
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    layers, losses = list(map(by_gate, params.layers)), []
+    layers, losses = list(map(equations.numbers, params.layers)), []
     for t, (token, target) in enumerate(zip(tokens[:-1], tokens[1:], strict=True)):
         if t % window == 0:
             states = [np.zeros(len(layer.bn)) for layer in layers]
         x = params.embedding[token]
         for i, layer in enumerate(layers):
-            states[i] = x = gru(layer, states[i], x)
+            states[i] = x = equations.gru(layer, states[i], x)
         logits = x @ params.head.Wo + params.head.bo
         losses.append(np.log(np.exp(logits).sum()) - logits[target])
     return np.array(losses)

@@ -74,16 +74,16 @@ def by_gate(layer) -> SimpleNamespace:
 
     What is not of all gates, such as cn, keeps its name.
     """
-    found = {}
+    parts, every = {}, getattr(layer, "gates", "")
     for name, weights in vars(layer).items():
         if name in ("activation", "clip"):
             continue
-        gates = layer.gates[:2] if name == "c" else layer.gates if name in "WUbwu" else ""
+        gates = every[:2] if name == "c" else every if name in "WUbwu" else ""
         for i, gate in enumerate(gates):
             k = 0 if weights is None else weights.shape[-1] // len(gates)
-            found[name + gate] = 0 if weights is None else weights[..., i * k : (i + 1) * k]
-        found |= {} if gates else {name: weights}
-    return SimpleNamespace(**found)
+            parts[name + gate] = 0 if weights is None else weights[..., i * k : (i + 1) * k]
+        parts |= {} if gates else {name: weights}
+    return SimpleNamespace(**parts)
 
 
 def same_bits(a, b) -> bool:

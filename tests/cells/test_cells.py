@@ -1,6 +1,4 @@
-"""One step of each cell against numbers worked out by hand, and the initial distributions."""
-
-import math
+"""The initial distributions, and the carry before the first step."""
 
 import jax
 import jax.numpy as jnp
@@ -11,80 +9,7 @@ from random_models import by_gate
 
 from jaxgru import cells
 
-
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
-
-
-def scalar(x):
-    """A (1, 1) weight or a (1,) bias is the same number in these hand-worked examples."""
-    return jnp.full((1, 1), x)
-
-
-def bias(*gates):
-    return jnp.array(gates)
-
-
-def row(*gates):
-    """A weight (1, G)."""
-    return jnp.array([gates])
-
-
-PHI = pytest.mark.parametrize(
-    "activation, phi", [("tanh", math.tanh), ("relu", lambda a: max(a, 0))]
-)
-
-
-@PHI
-def test_gru_step_by_hand(activation, phi):
-    """The equations in Python floats, one unit, every parameter different."""
-    p = cells.ResetBeforeGRUParams(
-        W=row(0.3, -0.5, 0.9), U=row(-0.2, 0.7, 1.1), b=bias(0.1, -0.4, 0.2), activation=activation
-    )  # fmt: skip
-    x, h = 0.6, -0.8
-    z = sigmoid(0.3 * x - 0.2 * h + 0.1)
-    r = sigmoid(-0.5 * x + 0.7 * h - 0.4)
-    n = phi(0.9 * x + 1.1 * (r * h) + 0.2)
-    expected = (1 - z) * h + z * n
-    h_new = float(cells.cell(p, scalar(h), scalar(x))[0, 0])
-    assert h_new == pytest.approx(expected, rel=1e-6, abs=1e-7)  # with ReLU, 0.33 − 0.31
-
-
-@PHI
-def test_lstm_step_by_hand(activation, phi):
-    p = cells.LSTMParams(
-        W=row(0.3, -0.5, 0.8, 0.9), U=row(-0.2, 0.7, 0.6, 1.1), b=bias(1.0, -0.4, 0.5, 0.2),
-        activation=activation,
-    )  # fmt: skip
-    x, h, c = 0.6, -0.8, 0.5
-    f = sigmoid(0.3 * x - 0.2 * h + 1.0)
-    i = sigmoid(-0.5 * x + 0.7 * h - 0.4)
-    o = sigmoid(0.8 * x + 0.6 * h + 0.5)
-    g = phi(0.9 * x + 1.1 * h + 0.2)
-    c_expected = f * c + i * g
-    h_new, c_new = cells.cell(p, cells.LSTMState(scalar(h), scalar(c)), scalar(x))
-    assert float(c_new[0, 0]) == pytest.approx(c_expected, rel=1e-6)
-    assert float(h_new[0, 0]) == pytest.approx(o * phi(c_expected), rel=1e-6)
-
-
-def test_rnn_step_by_hand():
-    p = cells.RNNParams(W=scalar(0.3), U=scalar(-0.2), b=bias(0.1))
-    expected = math.tanh(0.3 * 0.6 - 0.2 * -0.8 + 0.1)
-    assert float(cells.cell(p, scalar(-0.8), scalar(0.6))[0, 0]) == pytest.approx(expected)
-    relu = p.replace(activation="relu")
-    for h, expected in ((-0.8, 0.3 * 0.6 - 0.2 * -0.8 + 0.1), (1.6, 0.0)):  # 0.18 − 0.32 + 0.1 < 0
-        assert float(cells.cell(relu, scalar(h), scalar(0.6))[0, 0]) == pytest.approx(expected)
-
-
-def test_mlp_steps_by_hand():
-    """Three steps with a memory of two inputs: zeros stand before the first, the oldest is lost."""
-    p = cells.MLPParams(W=jnp.array([[[0.3]], [[-0.7]]]), b=bias(0.1))
-    carry = p.zero_carry(1)
-    for x, before in ((0.6, 0.0), (-0.8, 0.6), (0.5, -0.8)):
-        carry = cells.cell(p, carry, scalar(x))
-        expected = math.tanh(0.3 * before - 0.7 * x + 0.1)
-        assert float(carry[0][0, 0]) == pytest.approx(expected, rel=1e-6)
-        np.testing.assert_array_equal(carry[1], np.float32([[[x]]]))
+EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
 
 
 def test_an_mlp_starts_as_a_linear_layer_of_all_its_inputs():
@@ -95,7 +20,7 @@ def test_an_mlp_starts_as_a_linear_layer_of_all_its_inputs():
     assert np.var(p.W) == pytest.approx(0.125**2 / 3, rel=0.12)
 
 
-@pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+@EVERY_INIT
 def test_initializers_of_ones_own(init):
     """Each gate has draws of its own, of these distributions and this dtype."""
     given = dict(
@@ -114,9 +39,6 @@ def test_initializers_of_ones_own(init):
             np.testing.assert_allclose(value @ value.T, np.eye(4), atol=1e-14)
     drawn = [v for name, v in values.items() if name[0] in "Ub"]
     assert len({v.tobytes() for v in drawn}) == len(drawn)
-
-
-EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
 
 
 @EVERY_INIT
@@ -151,7 +73,7 @@ def test_an_initializer_that_draws_no_narrow_numbers(init):
             np.testing.assert_array_equal(getattr(narrow, name), value.astype("bfloat16"))
 
 
-@pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, cells.init_rnn])
+@EVERY_INIT
 def test_zero_carry(init):
     carry = init(jax.random.key(0), 3, 5).zero_carry(2)
     assert isinstance(carry, tuple) == (init is cells.init_lstm)

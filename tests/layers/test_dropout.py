@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annotations import unchecked
+from against import randomized
 from conftest import slow
-from random_models import by_gate
+from equations import gru, lstm, mogrifier, numbers
 
 import jaxgru
 from jaxgru import Dropout
@@ -17,63 +17,18 @@ from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, in_two_directions
 KEY, F, H = jax.random.key(1), 3, 5
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def problem(make, H=H):
     """A layer whose every weight is random, an input, and a carry."""
-    rng = np.random.default_rng(0)
-    normal = lambda like: rng.normal(size=like.shape)
-    layer = jax.tree.map(normal, jax.eval_shape(lambda: make(KEY, F, H, dtype=jnp.float64)))
-    carry = jax.tree.map(normal, jax.eval_shape(lambda: jaxgru.initial_carry(layer, 2)))
-    return layer, rng.normal(size=(2, 4, F)), carry
-
-
-def sigma(a):
-    return 1 / (1 + np.exp(-a))
-
-
-def gru(p, h, x, m):
-    """Gal & Ghahramani 2016, equation 8 and its like for a GRU: m on h in the products alone."""
-    before, p = p.reset_gate == "before", by_gate(p)
-    z = sigma(x @ p.Wz + (m * h) @ p.Uz + p.bz)
-    r = sigma(x @ p.Wr + (m * h) @ p.Ur + p.br)
-    if before:
-        n = np.tanh(x @ p.Wn + (m * r * h) @ p.Un + p.bn)
-    else:
-        n = np.tanh(x @ p.Wn + r * ((m * h) @ p.Un + p.cn) + p.bn)
-    return (1 - z) * h + z * n
-
-
-def lstm(p, carry, x, m):
-    (h, c), p = carry, by_gate(p)
-    f, i, o = (
-        sigma(x @ W + (m * h) @ U + b)
-        for W, U, b in ((p.Wf, p.Uf, p.bf), (p.Wi, p.Ui, p.bi), (p.Wo, p.Uo, p.bo))
-    )
-    c = f * c + i * np.tanh(x @ p.Wg + (m * h) @ p.Ug + p.bg)
-    return o * np.tanh(c), c
+    layer = jax.eval_shape(lambda: make(KEY, F, H, dtype=jnp.float64))
+    return randomized((layer, np.zeros((2, 4, F)), jaxgru.initial_carry(randomized(layer), 2)))
 
 
 def projected_lstm(p, carry, x, m):
     m_h, c = lstm(p, carry, x, m)
     return m_h @ p.P, c
-
-
-def mogrifier(p, h, x, m):
-    """m on h, gated or not, in its products."""
-    state, q = h, vars(by_gate(p))
-    for i in range(5):
-        if i % 2 == 0:
-            x = 2 * sigma((m * h) @ p.Qa[i // 2] @ p.Qb[i // 2]) * x
-        else:
-            h = 2 * sigma(x @ p.Ra[i // 2] @ p.Rb[i // 2]) * h
-    z, r = (sigma(x @ q["W" + k] + (m * h) @ q["U" + k] + q["b" + k]) for k in "zr")
-    n = np.tanh(x @ q["Wn"] + r * ((m * h) @ q["Un"] + q["cn"]) + q["bn"])
-    return (1 - z) * state + z * n
 
 
 CELLS = {
@@ -96,7 +51,7 @@ def test_variational_dropout_at_the_state(kind, H):
     (masks,) = dropout_masks([layer], dropout, 2, 4)
     m, after, expected = np.asarray(masks.product.keep) / 0.75, carry, []
     for t in range(4):
-        after = equations(layer, after, x[:, t], m)
+        after = equations(numbers(layer), after, x[:, t], m)
         expected.append(after[0] if "lstm" in kind else after)
     for implementation in ("scan", "autodiff"):
         y, end = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
@@ -118,7 +73,7 @@ def test_zoneout(kind, mean):
     assert mean or len({u.tobytes() for u in map(np.asarray, updates)}) == len(updates)
     after = carry if kind == "lstm" else (carry,)
     for t in range(4):
-        new = equations(layer, after if kind == "lstm" else after[0], x[:, t], 1)
+        new = equations(numbers(layer), after if kind == "lstm" else after[0], x[:, t])
         new = new if kind == "lstm" else (new,)
         d = [0.75 if mean else np.asarray(u[t]) for u in updates]
         after = tuple(d * n + (1 - d) * old for d, n, old in zip(d, new, after, strict=True))
@@ -126,20 +81,6 @@ def test_zoneout(kind, mean):
     np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
     for seen, expected in zip(jax.tree.leaves(end), after, strict=True):
         np.testing.assert_allclose(seen, expected, 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["gru", "gru, reset before", "lstm", "projected lstm"])
-def test_the_gradients_of_variational_dropout(kind):
-    layer, x, carry = problem(CELLS[kind][0])
-    dropout = Dropout(KEY, 0.25, "state", "variational")
-
-    def loss(layer, x, carry, implementation):
-        outputs = jaxgru.unroll(layer, x, carry, dropout=dropout, implementation=implementation)
-        return sum(jnp.sum(jnp.sin(leaf + i)) for i, leaf in enumerate(jax.tree.leaves(outputs)))
-
-    gradient = jax.jit(jax.grad(loss, (0, 1, 2)), static_argnums=3)
-    seen, expected = (gradient(layer, x, carry, name) for name in ("scan", "autodiff"))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), seen, expected)
 
 
 # --- Which masks
@@ -281,41 +222,3 @@ def test_several_sites_in_two_directions():
     of_state, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout[1])
     of_output, _ = jaxgru.bidirectional(layer, layer, np.ones_like(x), dropout=dropout[0])
     np.testing.assert_allclose(y, np.where(of_output == 0, 0, 2 * of_state), atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "dropout, says",
-    [
-        (2 * [Dropout(KEY, 0.5, "state")], "two dropouts have the site 'state'; each must have"),
-        ((Dropout(KEY, 0.5, "state"), 0.5), "dropout is 0.5; it must be a Dropout.*, or a tuple"),
-    ],
-)
-def test_several_that_are_refused(dropout, says):
-    with unchecked(), pytest.raises(ValueError, match=says):
-        masks(dropout)
-
-
-@pytest.mark.parametrize(
-    "dropout, says",
-    [
-        ((KEY, 0.5, "inside"), "site is 'inside'; it must be one of input, state, between, output"),
-        ((KEY, 0.5, "state", "often"), "kind is 'often'; it must be one of each_step, variational"),
-        ((KEY, 0.5, "output", "zoneout"), "site is 'output'; zoneout needs the site 'state'"),
-        ((None, 0.5, "state"), "key is None; only zoneout has a mean to evaluate with"),
-    ],
-)
-def test_what_is_refused(dropout, says):
-    with pytest.raises(ValueError, match=says):
-        masks(Dropout(*dropout))
-    with pytest.raises(TypeError, match="site"):
-        Dropout(KEY, 0.5)
-
-
-@pytest.mark.parametrize("implementation", ["scan", "autodiff"])
-@pytest.mark.parametrize("cell", ["mlp", "min_gru"])
-def test_a_cell_without_products_of_its_state(cell, implementation):
-    make = {"mlp": partial(jaxgru.cells.init_mlp, K=3), "min_gru": jaxgru.init_min_gru}[cell]
-    layer = make(KEY, F, H)
-    dropout = Dropout(KEY, 0.5, "state", "variational")
-    with unchecked(), pytest.raises(ValueError, match=f"jaxgru knows of none in the cell {cell};"):
-        jaxgru.unroll(layer, np.ones((2, 4, F)), dropout=dropout, implementation=implementation)

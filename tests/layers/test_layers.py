@@ -1,4 +1,4 @@
-"""The fast unroll against its definition: the cell, step by step, differentiated by JAX."""
+"""Parts of how layers are computed: blocks, one step, products, narrow weights."""
 
 from functools import partial
 
@@ -7,37 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against import randomized, value_and_gradients
 from conftest import slow
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_models import INIT, by_gate, in_blocks
+from equations import numbers, sigma
+from random_models import INIT
 
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells import mlp
-from jaxgru.cells.marks import NO_MASK, Marks, Mask
-from jaxgru.cells.products import Lookup, dot
+from jaxgru.cells.marks import Marks, Mask
+from jaxgru.cells.products import dot
 from jaxgru.layers import implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
-INIT = INIT | {
-    "gru, relu": partial(jaxgru.init_gru, activation="relu", reset_gate="before"),
-    "lstm, relu": in_blocks(jaxgru.init_lstm, activation="relu"),
-}
-QUICK = ["gru", "gru, reset after", "gru, norm", "lstm"]
-KINDS = [
-    "gru",
-    "gru, norm",
-    "lstm",
-    *slow("gru, blocks", "gru, mogrifier", "lstm, norm", "lstm, projected", "lstm, relu"),
-    "min_gru",
-    "rnn",
-    "gru, relu",
-    "mlp",
-]
-# T, B, E, H, and whether there is a mask. Each pair costs a compilation, the values cost none
-PROBLEMS = st.sampled_from([(1, 1, 1, 1, False), (5, 2, 3, 4, True)])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(autouse=True)
@@ -47,57 +31,12 @@ def blocks(monkeypatch):
     monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
-def run(function, p, x, carry, mask=NO_MASK, **options):
-    """`unroll_layer` or `unroll_autodiff`."""
-    return function(p, carry, x, Marks(state=mask), **options)
-
-
-jit_unroll, jit_cell = jax.jit(partial(run, unroll_layer)), jax.jit(cells.cell)
-
-
-def problem(kind, T, B, E, H, masked, seed=0):
-    """Random parameters (biases too), inputs, carry and mask. From NumPy: nothing is compiled."""
-    rng = np.random.default_rng(seed)
-    normal = lambda like: jax.device_put(rng.normal(size=like.shape))
-    p = jax.tree.map(
-        normal, jax.eval_shape(lambda: INIT[kind](jax.random.key(0), E, H, dtype=float))
-    )
-    carry = jax.tree.map(normal, jax.eval_shape(lambda: p.zero_carry(B)))
-    x, mask = jax.device_put(rng.normal(size=(T, B, E))), NO_MASK
-    if masked:
-        mask = Mask(jax.device_put(rng.random((T, B, H)) < 0.7), jnp.float64(1 / 0.7))
-    return p, x, carry, mask
-
-
-@partial(jax.jit, static_argnums=0)
-def value_and_gradients(function, p, x, carry, mask):
-    """A scalar in which every output takes part with its own weight, and all its gradients."""
-
-    def scalar(p, x, carry):
-        outputs = run(function, p, x, carry, mask)
-        weighted = lambda y: jnp.sum(y * np.cos(np.arange(y.size)).reshape(y.shape))
-        return sum(map(weighted, jax.tree.leaves(outputs))), outputs
-
-    gradients, outputs = jax.grad(scalar, (0, 1, 2), has_aux=True)(p, x, carry)
-    return outputs, gradients
-
-
-@pytest.mark.parametrize("kind", [*QUICK, *slow(*(kind for kind in INIT if kind not in QUICK))])
-@settings(max_examples=7)
-@given(sizes=PROBLEMS, seed=st.integers(0, 100))
-def test_equals_the_plain_scan(kind, sizes, seed):
-    """Outputs, carry and every gradient in float64; sums of ≤ 49 terms differ by rounding only."""
-    with jax.enable_x64(True):
-        args = problem(kind, *sizes, seed)
-        ours = value_and_gradients(unroll_layer, *args)
-        plain = value_and_gradients(unroll_autodiff, *args)
-        chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-11)
+def problem(kind, T, seed=0):
+    """A random layer, an input, a carry and a mask of h, time-major: 2 rows, 3 and 4 features."""
+    like = jax.eval_shape(lambda: INIT[kind](jax.random.key(0), 3, 4, dtype=float))
+    p, x = randomized((like, np.zeros((T, 2, 3))), seed)
+    keep = jax.device_put(np.random.default_rng(seed).random((T, 2, 4)) < 0.7)
+    return p, x, randomized(p.zero_carry(2), seed + 1), Mask(keep, jnp.float64(1 / 0.7))
 
 
 @pytest.mark.parametrize(
@@ -118,19 +57,9 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
 
     monkeypatch.setattr(implementations, "over_time", counted)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # on a GPU, all steps are one block
-    p, x, carry, _ = problem(kind, T, 2, 3, 4, masked=False)
-
-    def scalar(unroll, x):
-        h, last = run(unroll, p, x, carry)
-        weighted = lambda y: jnp.sum(y * np.cos(np.arange(y.size)).reshape(y.shape))
-        return sum(map(weighted, jax.tree.leaves((h, last)))), (h, last)
-
-    ours, plain = (
-        jax.jit(jax.grad(partial(scalar, function), has_aux=True))(x)
-        for function in (unroll_layer, unroll_autodiff)
-    )
+    p, x, carry, _ = problem(kind, T)
+    jax.eval_shape(lambda p, carry, x: unroll_layer(p, carry, x, Marks()), p, carry, x)
     assert set(lengths) == {length}
-    chex.assert_trees_all_close(ours, plain, rtol=1e-11, atol=1e-12)
 
 
 def test_lengths_of_blocks(monkeypatch):
@@ -154,52 +83,35 @@ def test_lengths_of_blocks(monkeypatch):
     assert length_of(10_000, 64, 128) == 10_000
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_lookup_is_its_rows(kind):
-    """Outputs, carry and all gradients, the table's too, where tokens repeat and one is missing."""
-    p, _, carry, mask = problem(kind, 5, 2, 3, 4, masked=True)
-    table = jax.device_put(np.random.default_rng(7).normal(size=(4, 3)))
-    index = jnp.array([[0, 3], [3, 3], [1, 0], [0, 0], [1, 3]])
-
-    def lookup(p, carry, table, marks):
-        return unroll_layer(p, carry, Lookup(table, index), marks)
-
-    def plain(p, carry, table, marks):
-        return unroll_autodiff(p, carry, table[index], marks)
-
-    both = (value_and_gradients(f, p, table, carry, mask) for f in (lookup, plain))
-    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gru", "lstm", *slow(*INIT), "min_gru", "rnn", "mlp"])
 def test_a_stepper_is_the_cell_step_by_step(kind):
-    p, x, carry, _ = problem(kind, 3, 2, 3, 4, masked=False)
-    index = np.array([1, 0])
+    p, x, carry, _ = problem(kind, 3)
+    index, one_step = np.array([1, 0]), jax.jit(cells.cell)
     for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
         step, expected, seen = jax.jit(cells.stepper(p, table)), carry, carry
         for x_or_index in inputs:
             seen = step(seen, x_or_index)
-            expected = jit_cell(p, expected, x_or_index if table is None else table[x_or_index])
+            expected = one_step(p, expected, x_or_index if table is None else table[x_or_index])
             # Some sums of terms of about 1 nearly cancel: a rounding is then relatively large
             chex.assert_trees_all_close(seen, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_an_mlp_of_many_positions(monkeypatch):
     """Which has one product in a loop: outputs, carry and all gradients are the definition's."""
-    args = problem("mlp", 5, 2, 3, 4, masked=True)
-    expected = value_and_gradients(unroll_autodiff, *args)
     monkeypatch.setattr(mlp, "UNROLLED", 1)
-    seen = value_and_gradients(lambda *a: unroll_layer(*a), *args)
-    chex.assert_trees_all_close(seen, expected, rtol=1e-10, atol=1e-11)
+    p, x, carry, mask = problem("mlp", 5)
+    both = (
+        value_and_gradients(partial(run, marks=Marks(state=mask)), p, carry, x)
+        for run in (unroll_layer, unroll_autodiff)
+    )
+    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
 
 
 def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
-    size = lambda K: str(
-        jax.make_jaxpr(lambda p, x: run(unroll_layer, p, x, p.zero_carry(2)))(
-            cells.init_mlp(jax.random.key(0), 3, 4, K), jnp.ones((5, 2, 3), jnp.float32)
-        )
-    ).count("dot_general")
-    assert size(1023) <= size(16)
+    x = jnp.ones((5, 2, 3), jnp.float32)
+    run = lambda p: unroll_layer(p, p.zero_carry(2), x, Marks())
+    program = lambda K: str(jax.make_jaxpr(run)(cells.init_mlp(jax.random.key(0), 3, 4, K)))
+    assert program(1023).count("dot_general") <= program(16).count("dot_general")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
@@ -223,23 +135,24 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
 
     And the gradients: near those of the plain scan, which rounds the weights alone.
     """
-    p, x, h, mask = problem("gru", 3, 2, 3, 4, masked=True)
-    p, x, h = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in (p, x, h))
-    mask = Mask(mask.keep, mask.scale.astype(jnp.float32))
-    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) if leaf.ndim > 1 else leaf, p)
-    sigma = lambda a: 1 / (1 + np.exp(-a))
-    rounded = lambda a: np.asarray(jnp.asarray(a, jnp.float32).astype(jnp.bfloat16), np.float64)
-    q, state = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), narrow), np.asarray(h)
-    q = by_gate(q)
+    single = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+    p, x, h, mask = problem("gru", 3)
+    p, x, h, mask = *single((p, x, h)), Mask(mask.keep, single(mask.scale))
+    narrow = jaxgru.round_weights(p, jnp.bfloat16)
+    rounded = lambda a: np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64)
+    q, state = numbers(narrow), np.asarray(h, np.float64)
     for t in range(3):
         u, s = rounded(x[t]), rounded(state)
         z = sigma(u @ q.Wz + s @ q.Uz + q.bz + q.cz)
         r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
         n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
         state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
-    ours, gradients = value_and_gradients(unroll_layer, narrow, x, h, mask)
+    (ours, gradients), (_, plain) = (
+        value_and_gradients(partial(run, marks=Marks(state=mask)), narrow, h, x)
+        for run in (unroll_layer, unroll_autodiff)
+    )
+    assert ours[0].dtype == ours[1].dtype == np.float32
     np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
-    _, plain = value_and_gradients(unroll_autodiff, narrow, x, h, mask)
     for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()
@@ -269,8 +182,7 @@ def test_a_long_sum_of_gradients_in_half_precision(name):
     ]
     x = jax.random.uniform(jax.random.key(1), (1, 4096, 4), jnp.float32)
 
-    def loss(layers, x, **options):
-        return jaxgru.unroll(layers, x, dropout=dropout, **options)[0].sum()
+    loss = lambda *a, **options: jaxgru.unroll(*a, dropout=dropout, **options)[0].sum()
 
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (layers, x))
     seen, expected = jax.grad(loss)(layers, x, **options), jax.grad(loss)(*wide)

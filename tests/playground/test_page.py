@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from equations import sigma
 from random_models import by_gate
 
 from jaxgru import lm
@@ -129,10 +130,7 @@ def assert_same_step(values: list[str], unit: int, text: str) -> None:
     before = z = r = n = h = np.zeros(len(p["Un"]))
     for x in np.asarray(params.embedding, np.float64)[tokenizer.encode(text)]:
         before = h
-        z, r = (
-            1 / (1 + np.exp(-(x @ p["W" + g] + h @ p["U" + g] + p["b" + g] + p["c" + g])))
-            for g in "zr"
-        )
+        z, r = (sigma(x @ p["W" + g] + h @ p["U" + g] + p["b" + g] + p["c" + g]) for g in "zr")
         n = np.tanh(x @ p["Wn"] + (r * h) @ p["Un"] + p["bn"])
         h = (1 - z) * h + z * n
     shown = [float(value.replace("−", "-")) for value in values]
