@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from annotations import unchecked
 
 import jaxgru
 from jaxgru.errors import shown
@@ -34,30 +33,12 @@ def test_a_stack_of_projected_layers_fits_together():
     assert y.shape == (2, 5, 4)
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (("gruu", KEY, 3, 4), "the cell is 'gruu'; it must be one of gru, lstm, rnn, or a funct"),
-        (("gru", KEY, 3, 4, 0), "num_layers is 0; it must be a whole number from 1"),
-        (("gru", KEY, 3, 0), "hidden_dim is 0; it must be a whole number"),
-    ],
-)
-def test_what_is_refused(arguments, says):
-    with unchecked(), pytest.raises(ValueError, match=says):
-        jaxgru.init_stack(*arguments)
-
-
 @pytest.fixture(scope="module")
 def residual():
     """Two directions of three layers."""
     with jax.enable_x64(True):
         options = dict(bidirectional=True, residual=True, dtype="float64")
         yield jaxgru.init_stack("rnn", KEY, 3, 4, 3, **options)
-
-
-def wider(stack):
-    """Two layers, the second of 5 units."""
-    return stack.replace(layers=(stack.layers[0], jaxgru.init_rnn(KEY, 4, 5, dtype="float64")))
 
 
 def test_each_layer_above_the_first_adds_its_input():
@@ -96,19 +77,6 @@ def test_two_directions_add_what_both_read(residual):
             h, _ = jaxgru.bidirectional(*layers, expected)
             expected = h + (expected if i else 0)
         np.testing.assert_allclose(y, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (lambda a, b, x: jaxgru.bidirectional(a, b.layers, x), "only one direction is a Residual"),
-        (lambda a, b, x: jaxgru.unroll((a, b), x), "is a pair, with the layers of two directions"),
-        (lambda a, b, x: jaxgru.unroll(wider(a), x), "layer 1 of a residual stack takes 4 .* 5;"),
-    ],
-)
-def test_residual_stacks_that_are_refused(residual, call, says):
-    with unchecked(), pytest.raises(ValueError, match=says):
-        call(*residual, jnp.zeros((2, 5, 3)))
 
 
 def test_printed_layers_show_sizes():
