@@ -49,16 +49,16 @@ def how_to_install(extra: str) -> str:
     return f'run pip install -e ".[{extra}]" in a checkout of jaxgru'
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return "the nearest is …", of the known names; `otherwise` if none is much alike.
+def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return "the nearest is …", of these names; `otherwise` if none is much alike.
 
     Nearest is a field of that name in any section, then the most similar spelling.
     """
     plain = lambda name: name.strip("-").replace("-", "_")
-    word, names = plain(name), {plain(one): one for one in known}
-    alike = [one for one in names if one.rpartition(".")[2] == word]
-    alike = alike or difflib.get_close_matches(word, names, n=1)
-    return f"the nearest is {names[alike[0]]}" if alike else otherwise
+    word, spelled = plain(name), {plain(each): each for each in names}
+    alike = [each for each in spelled if each.rpartition(".")[2] == word]
+    alike = alike or difflib.get_close_matches(word, spelled, n=1)
+    return f"the nearest is {spelled[alike[0]]}" if alike else otherwise
 
 
 def printable(text: str) -> str:
@@ -115,10 +115,10 @@ def check_whole(
     return number
 
 
-def check_one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raise UserError unless the value is one of the known names."""
-    if value not in [*known]:  # a list of values has no hash
-        raise UserError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}.")
+def check_one_of(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise UserError unless the value is one of the choices."""
+    if value not in [*choices]:  # a list of values has no hash
+        raise UserError(f"{name} is {shown(value)}; it must be one of {', '.join(choices)}.")
 
 
 def warn(sentence: str) -> None:

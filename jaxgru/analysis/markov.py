@@ -52,12 +52,12 @@ def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[tuple[tuple[int, ...], int
     end = np.arange(len(successor))
     for _ in range(len(successor)):
         end = successor[end]  # after V steps every token has reached its cycle
-    cycles, found = [], set()
+    cycles, done = [], set()
     for v in np.unique(end).tolist():  # exactly the tokens of the cycles
-        if v not in found:
+        if v not in done:
             tokens = [v]
             while (v := int(successor[v])) != tokens[0]:
                 tokens.append(v)
-            found.update(tokens)
+            done.update(tokens)
             cycles.append((tuple(tokens), int(np.isin(end, tokens).sum())))
     return sorted(cycles, key=lambda cycle: -cycle[1])

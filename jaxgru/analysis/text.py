@@ -33,14 +33,14 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
     has one: (N − onset) / period is the number of repetitions. O(N²), in NumPy.
     """
     tokens = np.asarray(tokens)
-    found: Loop | None = None
+    earliest: Loop | None = None
     for period in range(1, len(tokens) // MIN_TURNS + 1):
         breaks = np.flatnonzero(tokens[:-period] != tokens[period:])
         onset = int(breaks[-1]) + 1 if len(breaks) else 0
         seen = len(tokens) - onset
-        if seen >= MIN_TURNS * period and (found is None or onset < found.onset):
-            found = Loop(onset, period)
-    return found
+        if seen >= MIN_TURNS * period and (earliest is None or onset < earliest.onset):
+            earliest = Loop(onset, period)
+    return earliest
 
 
 def distinct_ngrams(items: Sequence[Hashable] | Shaped[np.ndarray, "N"], n: int) -> float:

@@ -142,14 +142,14 @@ class Parser(argparse.ArgumentParser):
     def add_encoding(self, add: Callable[..., Any], of: str) -> None:
         """Add --encoding, which is that of the text that the option `of` names."""
 
-        def known(name: str) -> str:
+        def encoding(name: str) -> str:
             try:
                 return dataclasses.replace(Config().data, encoding=name).encoding
             except UserError as error:
                 self.error(str(error).replace("data.encoding", "--encoding"))
 
         help = f"encoding of {of}, by Python's name for it, such as latin-1 (default: utf-8)"
-        add("--encoding", metavar="NAME", type=known, help=help)
+        add("--encoding", metavar="NAME", type=encoding, help=help)
 
     def add_config_fields(self, config: Config, of: str = "") -> None:
         """Add `--section.field` for every field; the help shows the config's values as defaults.
@@ -162,10 +162,10 @@ class Parser(argparse.ArgumentParser):
             for field in dataclasses.fields(values):
                 default = shlex.quote(printable(typed(getattr(values, field.name))))
                 kind = unescaped if field.metadata["escaped"] else types[field.name]
-                help, known = field.metadata["help"], field_choices(section, field.name)
-                metavar = f"{{{','.join(known)}}}" if known else None
+                help, allowed = field.metadata["help"], field_choices(section, field.name)
+                metavar = f"{{{','.join(allowed)}}}" if allowed else None
                 if metavar and len(metavar) > MOST:
-                    help, metavar = f"{help}: {', '.join(known)}", None
+                    help, metavar = f"{help}: {', '.join(allowed)}", None
                 help = f"{help} (default: {default})".replace("%", "%%")
                 dotted = f"{section}.{field.name}"
                 hidden = dotted == "training.init"  # it is --init
@@ -227,17 +227,19 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
 
     Returns the group for options that exclude it.
     """
-    one = group.add_mutually_exclusive_group()
+    exclusive = group.add_mutually_exclusive_group()
     help = f"{help}; also as {' or '.join(also)}"
-    one.add_argument(name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS, help=help)
-    one.add_argument(*also, dest=name, help=argparse.SUPPRESS)
-    return one
+    exclusive.add_argument(
+        name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS, help=help
+    )
+    exclusive.add_argument(*also, dest=name, help=argparse.SUPPRESS)
+    return exclusive
 
 
 def unescaped(text: str) -> str:
     r"""Return the text with \n, \r, \t and \\ replaced by what they stand for; no shell does it."""
     meant = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\"}
-    return re.sub(r"\\[nrt\\]", lambda found: meant[found[0]], text)
+    return re.sub(r"\\[nrt\\]", lambda match: meant[match[0]], text)
 
 
 def field_choices(section: str, name: str) -> list[str]:
@@ -264,8 +266,8 @@ def trained_model(arguments: argparse.Namespace, default: str | None = None) -> 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the config fields given on the command line, by dotted name."""
-    given = vars(arguments)
-    return {n: given[n] for n in dotted_names() if given.get(n) is not None}
+    values = vars(arguments)
+    return {n: values[n] for n in dotted_names() if values.get(n) is not None}
 
 
 def run_command(name: str) -> NoReturn:
@@ -360,8 +362,8 @@ def _in_options(sentence: str) -> str:
     """Return a sentence that begins with an argument's name with the option in its place."""
     name, *rest = sentence.split(" ", 1)
     option = f"--{name.replace('_', '-')}" if name != "order" else "--ngram"
-    given = name.isidentifier() and any(word.split("=")[0] == option for word in sys.argv)
-    return " ".join([option, *rest]) if given else sentence
+    is_typed = name.isidentifier() and any(word.split("=")[0] == option for word in sys.argv)
+    return " ".join([option, *rest]) if is_typed else sentence
 
 
 def _end(sentence: str) -> NoReturn:

@@ -130,8 +130,9 @@ def main() -> None:
         tokenizer, text_sha256 = dataset.tokenizer, dataset.sha256
         model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.end)
     else:
-        found = trained_model(arguments, DEFAULT)
-        (model, config, tokenizer), text_sha256 = found.load(arguments.epoch), found.text_sha256()
+        trained = trained_model(arguments, DEFAULT)
+        model, config, tokenizer = trained.load(arguments.epoch)
+        text_sha256 = trained.text_sha256()
     unit, prompt = config.data.unit, arguments.prompt
     options = dataclasses.replace(options, unit=unit)
     if arguments.prompts is not None:

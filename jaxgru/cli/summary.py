@@ -27,9 +27,9 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
     """
     data = config.data
-    usual = not data.min_count and not data.unit
-    known = usual and CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
-    if data.corpus == TINY_SHAKESPEARE and known and not config.training.init + data.tokenizer_file:
+    changed = data.min_count or data.unit or data.tokenizer_file or config.training.init
+    of_study = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
+    if data.corpus == TINY_SHAKESPEARE and of_study and not changed:
         return config
     return load_text(config, text_sha256)[0]
 

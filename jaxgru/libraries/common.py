@@ -39,7 +39,7 @@ PHI = TANH + RELU
 # --- Weights
 
 
-def layer_of(
+def layer_from_weights(
     cls: type,
     order: str,
     W: AnyArray,
@@ -94,7 +94,7 @@ def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, Arr
     Blocks of U become a block-diagonal matrix, because no other library has them.
 
     Args:
-      old_z: as for `layer_of`.
+      old_z: as for `layer_from_weights`.
     """
     p: Any = dense(complement_z(layer) if old_z else layer)
     b = p.b
@@ -213,17 +213,17 @@ def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *option
     return counterparts[type(layer)]
 
 
-def check_options(what: str, module: Any, **known: Sequence[Any]) -> None:
-    """Raise InteropError if a module has such an attribute, with none of the known values."""
+def check_options(what: str, module: Any, **supported: Sequence[Any]) -> None:
+    """Raise InteropError if a module has such an attribute, with none of the supported values."""
     word = lambda value: getattr(value, "__name__", shown(value))
-    for name, values in known.items():
+    for name, values in supported.items():
         if not is_one_of(value := getattr(module, name, values[0]), values):
             wanted = " or ".join(dict.fromkeys(map(word, values)))
             raise InteropError(f"{what} has {name}={word(value)}; it must be {wanted}.")
 
 
-def is_one_of(value: Any, known: Sequence[Any]) -> bool:
-    """Return whether a value is a known one, or a copy of a known function of JAX's.
+def is_one_of(value: Any, candidates: Sequence[Any]) -> bool:
+    """Return whether a value is among the candidates, or a copy of a function of JAX's that is.
 
     `copy.deepcopy` makes new objects of `jax.nn.sigmoid` and `jax.nn.relu`, without a name; they
     trace to the same program.
@@ -231,7 +231,7 @@ def is_one_of(value: Any, known: Sequence[Any]) -> bool:
     program = lambda function: str(jax.make_jaxpr(function)(0.0))
     kinds = type(jax.nn.sigmoid), type(jax.nn.relu)
     copied = lambda like: type(value) is type(like) in kinds and program(value) == program(like)
-    return value in known or any(map(copied, known))
+    return value in candidates or any(map(copied, candidates))
 
 
 def check_dtype(name: str, dtype: str, or_else: str = "") -> None:

@@ -84,7 +84,7 @@ def dynamic_unroll(
 
     def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
         """Compute what the core would, in its scope: in the dtypes of its precision policy."""
-        layer, products = _layer_of(own, inputs, state.hidden if pair else state)
+        layer, products = _layer_from_core(own, inputs, state.hidden if pair else state)
         dtype = jnp.result_type(products, *jax.tree.leaves(state))
         state = jax.tree.map(lambda s: s.astype(dtype), state)
         outputs, *states = unroll_layers(
@@ -113,7 +113,7 @@ _in_scope: Callable[..., Any] = _Scope.__call__
 """Call a function in a module's scope, as if it were the module's own `__call__`."""
 
 
-def _layer_of(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]:
+def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]:
     """Return the layer of the core whose scope this is, and the dtype of its products.
 
     Its parameters are taken as custom getters and precision policies leave them.
@@ -151,11 +151,11 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     if "w" not in shapes:
         check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(rows("w_i"), rows("b") // 3))
         W, U, b = (weights[name] for name in ("w_i", "w_h", "b"))
-        return common.layer_of(ResetBeforeGRUParams, "zrn", W, U, b, old_z=False)
+        return common.layer_from_weights(ResetBeforeGRUParams, "zrn", W, U, b, old_z=False)
     H = rows("b") // 4
     check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(rows("w") - H, H))
     W, U = jnp.split(weights["w"], [weights["w"].shape[0] - H])
-    p: Any = common.layer_of(LSTMParams, "igfo", W, U, weights["b"])
+    p: Any = common.layer_from_weights(LSTMParams, "igfo", W, U, weights["b"])
     return p.replace(b=_forget_bias(p.b, 1))
 
 

@@ -124,18 +124,18 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
         )
     # whatever else a cell has than these is compared with what is known
     static = ("input_size", "hidden_size", "use_bias")
-    given = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
-    given = common.as_weights(a_type(cell), given)
+    weights = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
+    weights = common.as_weights(a_type(cell), weights)
     lstm, E, H = isinstance(cell, eqx.nn.LSTMCell), cell.input_size, cell.hidden_size
     rows = (4 if lstm else 3) * H
     want: dict[str, tuple[int, ...]] = {"weight_ih": (rows, E), "weight_hh": (rows, H)}
     if cell.use_bias:  # or Equinox ignores them
         want |= {"bias": (rows,)} | ({} if lstm else {"bias_n": (H,)})
-    check_shapes(a_type(cell), {name: weight.shape for name, weight in given.items()}, want)
+    check_shapes(a_type(cell), {name: weight.shape for name, weight in weights.items()}, want)
     cls, order = (LSTMParams, "ifgo") if lstm else (GRUParams, "rzn")
-    cn: dict[str, Any] = {"cn": jnp.asarray(given["bias_n"])} if "bias_n" in given else {}
-    return common.layer_of(
-        cls, order, given["weight_ih"].T, given["weight_hh"].T, given.get("bias"), **cn
+    cn: dict[str, Any] = {"cn": jnp.asarray(weights["bias_n"])} if "bias_n" in weights else {}
+    return common.layer_from_weights(
+        cls, order, weights["weight_ih"].T, weights["weight_hh"].T, weights.get("bias"), **cn
     )
 
 

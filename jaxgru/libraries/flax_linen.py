@@ -81,7 +81,7 @@ class RNN(nn.RNN):
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
         return flax_rnn.rnn(
-            _layer_of(self.cell),
+            _layer_from_cell(self.cell),
             inputs,
             start if initial_carry is None else initial_carry,
             dtype=self.cell.dtype,
@@ -140,7 +140,7 @@ class ScannedRNN(nn.Module):
         if "params" not in cell.variables:
             cell(start, inputs[0])  # initializes them
         return flax_rnn.rnn(
-            _layer_of(cell),
+            _layer_from_cell(cell),
             inputs,
             carry,
             dtype=cell.dtype,
@@ -181,8 +181,8 @@ class Layer(nn.Module):
 
     def __post_init__(self) -> None:
         """Make `layers` a function: a module with arrays has no hash, which `jax.jit` needs."""
-        if not callable(given := self.layers):
-            object.__setattr__(self, "layers", lambda key: given)
+        if not callable(layers := self.layers):
+            object.__setattr__(self, "layers", lambda key: layers)
         super().__post_init__()
 
     def setup(self) -> None:
@@ -235,11 +235,11 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Raises:
       InteropError: their names or shapes are not those of such a cell.
     """
-    given = set(params)
-    parts = next((p for p in CELLS.values() if given == {*p.inputs, *p.states}), None)
+    names = set(params)
+    parts = next((p for p in CELLS.values() if names == {*p.inputs, *p.states}), None)
     if parts is None:
         raise InteropError(
-            f"the parameters {', '.join(sorted(map(str, given)))} are not those of a flax.linen "
+            f"the parameters {', '.join(sorted(map(str, names)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
     return flax_rnn.from_parts("a cell's parameters", parts, _arrays(params))
@@ -259,7 +259,7 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     return flax_rnn.to_parts(layer, parts)
 
 
-def _layer_of(cell: Any) -> CellParams:
+def _layer_from_cell(cell: Any) -> CellParams:
     where = f"the parameters of this {type(cell).__name__}"
     return flax_rnn.from_parts(where, CELLS[type(cell)], _arrays(cell.variables["params"]), cell)
 

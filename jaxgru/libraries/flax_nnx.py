@@ -166,14 +166,14 @@ class Layer(nnx.Module):
     def _drawn(self, fixed: bool, rngs: Any) -> Dropouts:
         """Return the dropouts of a call, with new keys."""
         if fixed:
-            return [one.replace(key=None) for one in self.dropout if one.kind == "zoneout"]
+            return [each.replace(key=None) for each in self.dropout if each.kind == "zoneout"]
         if self.dropout and rngs is None:
             raise InteropError(
                 "the dropout of this Layer needs random numbers: give it, or this call, rngs, or "
                 "deterministic=True."
             )
         draw = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
-        return [one.replace(key=draw()) for one in self.dropout]
+        return [each.replace(key=draw()) for each in self.dropout]
 
     def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
         """Compute `jaxgru.step` with these arguments, without dropout."""

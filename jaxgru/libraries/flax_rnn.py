@@ -128,7 +128,7 @@ def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any], cell: Any = 
     others: dict[str, Any] = {"cn": jnp.asarray(arrays[f"{inner}.bias"])} if inner else {}
     if common.is_one_of(getattr(cell, "activation_fn", None), common.RELU):
         others["activation"] = "relu"
-    return common.layer_of(cls, order, W, U, b, **others)
+    return common.layer_from_weights(cls, order, W, U, b, **others)
 
 
 def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
@@ -147,10 +147,10 @@ def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
 HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts after the product"
 
 
-def check_cell(cell: Any, known: Mapping[type, Parts], hint: str = "") -> None:
-    """Raise InteropError if a cell is of no known class or computes with other functions."""
-    if type(cell) not in known:
-        names = ", ".join(cls.__name__ for cls in known)
+def check_cell(cell: Any, cells: Mapping[type, Parts], hint: str = "") -> None:
+    """Raise InteropError if a cell is of none of these classes or computes with other functions."""
+    if type(cell) not in cells:
+        names = ", ".join(cls.__name__ for cls in cells)
         raise InteropError(
             f"the cell is {a_type(cell)}; it must be one of Flax's {names}, not a subclass{hint}."
         )
@@ -158,10 +158,10 @@ def check_cell(cell: Any, known: Mapping[type, Parts], hint: str = "") -> None:
     common.check_options(f"this {type(cell).__name__}", cell, **options)
 
 
-def chosen(module: Any, *given: bool | None) -> dict[str, bool]:
+def chosen(module: Any, *values: bool | None) -> dict[str, bool]:
     """Return the options of a call: where one is None, the module's own of that name."""
     names = ("time_major", "reverse", "keep_order", "return_carry")
-    return {n: getattr(module, n) if v is None else v for n, v in zip(names, given, strict=True)}
+    return {n: getattr(module, n) if v is None else v for n, v in zip(names, values, strict=True)}
 
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:

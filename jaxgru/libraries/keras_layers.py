@@ -74,24 +74,25 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     name = type(layer).__name__
     if not layer.built:
         raise InteropError(f"the {name} has no weights yet; build it first.")
-    known = dict(activation=TANH + RELU, recurrent_activation=SIGMOID)
-    common.check_options(f"this {name}", layer, **known)
+    functions = dict(activation=TANH + RELU, recurrent_activation=SIGMOID)
+    common.check_options(f"this {name}", layer, **functions)
     activation = "relu" if common.is_one_of(layer.activation, RELU) else "tanh"
-    given = layer.get_weights() if weights is None else weights
+    values: Any = layer.get_weights() if weights is None else weights
     shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
-    names = [*shapes, *map(str, range(len(shapes), len(given)))]
-    arrays = common.as_weights(f"the weights of this {name}", dict(zip(names, given, strict=False)))
+    names = [*shapes, *map(str, range(len(shapes), len(values)))]
+    named = dict(zip(names, values, strict=False))
+    arrays = common.as_weights(f"the weights of this {name}", named)
     check_shapes(f"this {name}", {n: array.shape for n, array in arrays.items()}, shapes)
     for array in arrays.values():
         common.check_dtype("the weights", str(array.dtype))
     W, U, b = [*arrays.values(), None][:3]
     if isinstance(layer, keras.layers.LSTM):
-        return common.layer_of(LSTMParams, "ifgo", W, U, b, activation=activation)
+        return common.layer_from_weights(LSTMParams, "ifgo", W, U, b, activation=activation)
     if isinstance(layer, keras.layers.SimpleRNN):
-        return common.layer_of(RNNParams, "h", W, U, b, activation=activation)
+        return common.layer_from_weights(RNNParams, "h", W, U, b, activation=activation)
     cls = GRUParams if layer.reset_after else ResetBeforeGRUParams
     b, c = b if layer.reset_after and b is not None else (b, None)
-    return common.layer_of(cls, "zrn", W, U, b, c, activation=activation)
+    return common.layer_from_weights(cls, "zrn", W, U, b, c, activation=activation)
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
@@ -102,13 +103,13 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
-    given = list(model.get_weights() if weights is None else weights)
+    weights = list(model.get_weights() if weights is None else weights)
     ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
-    parts = [given[start:end] for start, end in pairwise([0, *ends])]
+    parts = [weights[start:end] for start, end in pairwise([0, *ends])]
     stack = tuple(map(from_keras, layers, parts))
     if two == {False}:
         return stack
-    return tuple(tuple(layer for (layer,) in one) for one in zip(*stack, strict=True))
+    return tuple(tuple(layer for (layer,) in side) for side in zip(*stack, strict=True))
 
 
 def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.Layer:

@@ -114,7 +114,7 @@ def to_onnx(
         )
     graph.output("y", *axes, H * (2 if back else 1))
     x = graph.input("x", *axes, features)
-    given = Given(
+    mode = Mode(
         form,
         graph.input("lengths", B, dtype=np.int32) if lengths else "",
         graph.input("reset", *axes, dtype=bool) if reset else "",
@@ -123,15 +123,15 @@ def to_onnx(
         all(residual),
     )
     if form == "step":
-        graph.node("Identity", add_layers(graph, ahead, x, None, given), outputs=["y"])
+        graph.node("Identity", add_layers(graph, ahead, x, None, mode), outputs=["y"])
         return graph.model()
-    given = given._replace(reset=graph.transpose("reset", 1, 0) if reset else "")
-    y = add_layers(graph, ahead, graph.transpose(x, 1, 0, 2), back, given)
+    mode = mode._replace(reset=graph.transpose("reset", 1, 0) if reset else "")
+    y = add_layers(graph, ahead, graph.transpose(x, 1, 0, 2), back, mode)
     graph.transpose(y, 1, 0, 2, output="y")
     return graph.model()
 
 
-class Given(NamedTuple):
+class Mode(NamedTuple):
     """How layers are computed, see `to_onnx`; `lengths` and `reset` are names of inputs, or ""."""
 
     form: str = "sequence"
@@ -142,7 +142,7 @@ class Given(NamedTuple):
     residual: bool = False
 
 
-_FORWARD = Given()
+_FORWARD = Mode()
 
 
 def add_layers(
@@ -150,7 +150,7 @@ def add_layers(
     ahead: Sequence[CellParams],
     x: str,
     back: Sequence[CellParams] | None = None,
-    given: Given = _FORWARD,
+    mode: Mode = _FORWARD,
 ) -> str:
     """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H).
 
@@ -164,17 +164,17 @@ def add_layers(
                 graph.output(f"carry_out.{_path(i, d, D)}.{name}", *part.shape, dtype=part.dtype)
     for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
         pair = jax.tree.map(np.asarray, pair)
-        marked = given.lengths or given.reset or given.reverse or back
-        if given.form == "step":
+        marked = mode.lengths or mode.reset or mode.reverse or back
+        if mode.form == "step":
             add = _add_step
-        elif has_operator(pair[0]) and not given.reset:
+        elif has_operator(pair[0]) and not mode.reset:
             add = _add_recurrent
         elif isinstance(pair[0], MLPParams) and not marked:
             add = _add_mlp
         else:
             add = _add_scan
-        y = add(graph, i, pair, x, given)
-        x = graph.node("Add", y, x) if given.residual and i else y
+        y = add(graph, i, pair, x, mode)
+        x = graph.node("Add", y, x) if mode.residual and i else y
     return x
 
 
@@ -215,9 +215,7 @@ def _path(i: int, d: int, directions: int) -> str:
     return f"{('forward', 'backward')[d]}.{i}" if directions == 2 else str(i)
 
 
-def _add_recurrent(
-    graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, given: Given
-) -> str:
+def _add_recurrent(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, mode: Mode) -> str:
     layer, p, cell = f"layers.{i}", layers[0], layers[0].name
     each = [common.stacked(p, ORDER[cell]) for p in layers]
     W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
@@ -237,15 +235,15 @@ def _add_recurrent(
     if any(p.activation != "tanh" for p in layers):
         names = [name for p in layers for name in functions(cell, p.activation)]
         options["activations"] = [name.capitalize() for name in names]
-    if len(layers) == 2 or given.reverse:
+    if len(layers) == 2 or mode.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
     y = graph.node(
-        cell.upper(), x, *weights, given.lengths, *states, outputs=[f"{layer}.y", *lasts], **options
+        cell.upper(), x, *weights, mode.lengths, *states, outputs=[f"{layer}.y", *lasts], **options
     )
     for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
-        if given.lengths:  # of a row without steps, ONNX Runtime returns zeros
-            some = graph.node("Greater", given.lengths, graph.constant("zero", np.int32(0)))
+        if mode.lengths:  # of a row without steps, ONNX Runtime returns zeros
+            some = graph.node("Greater", mode.lengths, graph.constant("zero", np.int32(0)))
             some = graph.node("Unsqueeze", some, graph.constant("axis_1", [1]))
             last = graph.node("Where", some, last, state)
         for d, path in enumerate(paths):
@@ -275,12 +273,12 @@ def _add_mlp(graph: Graph, i: int, layers: tuple[MLPParams], x: str, *_: Any) ->
     return h
 
 
-def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, given: Given) -> str:
+def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, mode: Mode) -> str:
     """Add one step of a layer, as its cell's equations have it."""
     (p,) = layers
     weights, carry = _named(f"layers.{i}", p, constant), _carry(p, f"carry.{i}.")
-    reset: Any = graph.value(given.reset, B, dtype=bool) if given.reset else None
-    marks = Marks(reset, _initial(given, i))
+    reset: Any = graph.value(mode.reset, B, dtype=bool) if mode.reset else None
+    marks = Marks(reset, _initial(mode, i))
     step = lambda p, carry, x, marks: _step(p, carry, p.inputs(x), marks)
     h, after = graph.add(
         type(p).__name__, step, weights, carry, graph.value(x, B, sizes(p)[0]), marks
@@ -290,7 +288,7 @@ def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, given: Gi
     return h.name
 
 
-def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, given: Given) -> str:
+def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, mode: Mode) -> str:
     """Add a loop over the steps of a layer, each as its cell's equations have it.
 
     The weights are in the graph as they are, so that a file of them can be read back.
@@ -302,7 +300,7 @@ def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, give
         weights = _named(f"layers.{path}", p, stored)
         x_TB = graph.value(x, T, B, sizes(p)[0])
         scanned = {"a": graph.add(what, lambda p, x: p.inputs(x), weights, x_TB)}
-        reset, real = given.reset, _real(graph, x, given.lengths) if given.lengths else ""
+        reset, real = mode.reset, _real(graph, x, mode.lengths) if mode.lengths else ""
         if reset and real:  # a reset in the padding does not count
             reset = graph.node("And", reset, real)
         flags = {"reset": reset, "real": real}
@@ -317,12 +315,12 @@ def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, give
         }
         for value in now.values():
             body.input(value.name, *value.shape, dtype=value.dtype)
-        marks = Marks(now.get("reset"), _initial(given, i), now.get("real"))
+        marks = Marks(now.get("reset"), _initial(mode, i), now.get("real"))
         h, after = body.add(what, _step, weights, carry, now["a"], marks)
         for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
             output = body.output(f"{body.prefix}{part}_out", *value.shape, dtype=value.dtype)
             body.node("Identity", value.name, outputs=[output])
-        reads, back = [f"carry.{path}.{part}" for part in parts], int(d or given.reverse)
+        reads, back = [f"carry.{path}.{part}" for part in parts], int(d or mode.reverse)
         reads += [value.name for value in scanned.values()]
         outputs = [*(f"carry_out.{path}.{part}" for part in parts), f"layers.{path}.y"]
         graph.node(
@@ -353,16 +351,16 @@ def _carry(p: CellParams, prefix: str) -> Any:
     return jax.tree.unflatten(jax.tree.structure(carry_like([p], 1)[0]), values)
 
 
-def _initial(given: Given, i: int) -> Any:
+def _initial(mode: Mode, i: int) -> Any:
     """Return what a reset of layer i sets; None: zeros."""
-    return given.initial and jax.tree.map(lambda leaf: constant("initial", leaf), given.initial[i])
+    return mode.initial and jax.tree.map(lambda leaf: constant("initial", leaf), mode.initial[i])
 
 
 def _real(graph: Graph, x: str, lengths: str) -> str:
     """Add (T, B): whether a step is none of the padding. x is (T, B, F)."""
-    zero, one = (graph.constant(name, np.int64(name)) for name in "01")
+    start, step = (graph.constant(name, np.int64(name)) for name in "01")
     T = graph.node("Squeeze", graph.node("Shape", x, end=1))
     steps = graph.node(
-        "Unsqueeze", graph.node("Range", zero, T, one), graph.constant("axis_1", [1])
+        "Unsqueeze", graph.node("Range", start, T, step), graph.constant("axis_1", [1])
     )
     return graph.node("Less", steps, graph.node("Cast", lengths, to=TensorProto.INT64))

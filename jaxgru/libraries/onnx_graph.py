@@ -188,35 +188,35 @@ class _Operators:
     def run(self, program: Any, args: Sequence[Value]) -> list[Value]:
         inner = getattr(program, "jaxpr", program)
         consts = [constant("constant", const) for const in getattr(program, "consts", ())]
-        known = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
+        values = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
 
         def read(var: Any) -> Value:
             if isinstance(var, Literal):
                 aval: Any = var.aval
                 return constant(str(var.val), np.asarray(var.val, aval.dtype))
-            return known[var]
+            return values[var]
 
         for eqn in inner.eqns:
             made = self.apply(eqn, [read(var) for var in eqn.invars])
-            known |= zip(eqn.outvars, made, strict=True)
+            values |= zip(eqn.outvars, made, strict=True)
         return [read(var) for var in inner.outvars]
 
     def apply(self, eqn: Any, inputs: Sequence[Value]) -> Sequence[Value]:
         """Add one primitive: computed here if its inputs are known, else as operators."""
-        name, given, out = eqn.primitive.name, eqn.params, [var.aval for var in eqn.outvars]
+        name, params, out = eqn.primitive.name, eqn.params, [var.aval for var in eqn.outvars]
         if name in _CALLS:
-            return self.run(given["jaxpr" if "jaxpr" in given else "call_jaxpr"], inputs)
+            return self.run(params["jaxpr" if "jaxpr" in params else "call_jaxpr"], inputs)
         if name == "broadcast_in_dim":
-            return [self.repeated(inputs[0], given["shape"], given["broadcast_dimensions"])]
+            return [self.repeated(inputs[0], params["shape"], params["broadcast_dimensions"])]
         in_shapes = [var.aval.shape for var in eqn.invars]
         sizes = [size for shape in (*in_shapes, *(aval.shape for aval in out)) for size in shape]
-        known = all(x.array is not None for x in inputs) and name != "dim_as_value"
-        if known and not any(map(is_symbolic_dim, sizes)):
+        is_known = all(x.array is not None for x in inputs) and name != "dim_as_value"
+        if is_known and not any(map(is_symbolic_dim, sizes)):
             whole = [self.whole(x, s).array for x, s in zip(inputs, in_shapes, strict=True)]
-            made = eqn.primitive.bind(*whole, **given)
+            made = eqn.primitive.bind(*whole, **params)
             made = made if eqn.primitive.multiple_results else [made]
             return [constant(inputs[0].name if inputs else name, each) for each in made]
-        if given.get("axes") == ():  # a reduction; ONNX would reduce over all axes
+        if params.get("axes") == ():  # a reduction; ONNX would reduce over all axes
             return inputs
         dtypes = [var.aval.dtype.name for var in eqn.invars]
         if others := {*dtypes} - _DTYPES.get(name, _NUMBERS | {"bool"}):
@@ -226,15 +226,15 @@ class _Operators:
         if [x == "bool" for x in dtypes] == [True, False, False] and name == "select_n":
             name = "where"
         if name in _FORMULAS:
-            formula = lambda *x: _FORMULAS[name](*x, **given)
+            formula = lambda *x: _FORMULAS[name](*x, **params)
             return self.run(jax.make_jaxpr(formula)(*(var.aval for var in eqn.invars)), inputs)
         if name in _ELEMENTWISE:
-            made = _ELEMENTWISE[name](self.graph, *map(self.named, inputs), **given)
+            made = _ELEMENTWISE[name](self.graph, *map(self.named, inputs), **params)
             return [Value(made, _joint([x.shape for x in inputs]), out[0].dtype)]
         if name not in _OPERATORS:
             raise self.refused(f"JAX's {name}")
         whole = [self.whole(x, shape) for x, shape in zip(inputs, in_shapes, strict=True)]
-        made = _OPERATORS[name](self, *whole, **given)
+        made = _OPERATORS[name](self, *whole, **params)
         made = [made] if isinstance(made, str) else made
         return [Value(n, aval.shape, aval.dtype) for n, aval in zip(made, out, strict=True)]
 
@@ -254,11 +254,11 @@ class _Operators:
     def repeated(self, x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
         """Add axes of size 1; elementwise operators repeat an array along them."""
         new = [axis for axis in range(len(shape)) if axis not in axes]
-        found = tuple(1 if i in new else x.shape[axes.index(i)] for i in range(len(shape)))
+        kept = tuple(1 if i in new else x.shape[axes.index(i)] for i in range(len(shape)))
         if x.array is not None:
-            return constant(x.name, x.array.reshape(found))
+            return constant(x.name, x.array.reshape(kept))
         name = self.graph.node("Unsqueeze", x.name, self.sizes(*new)) if new else x.name
-        return Value(name, found, x.dtype)
+        return Value(name, kept, x.dtype)
 
     def whole(self, x: Value, shape: Sequence[Size]) -> Value:
         """Return a tensor of the shape that JAX sees."""
@@ -292,8 +292,8 @@ class _Operators:
         if x.shape == tuple(shape):
             return x
         sizes = [0 if size in x.shape[i : i + 1] else size for i, size in enumerate(shape)]
-        if found := [*filter(is_symbolic_dim, sizes)]:  # ONNX finds one size; 0 is that of x
-            sizes[sizes.index(found[0])] = -1
+        if open_sizes := [*filter(is_symbolic_dim, sizes)]:  # ONNX finds one size; 0 is that of x
+            sizes[sizes.index(open_sizes[0])] = -1
         name = self.graph.node("Reshape", x.name, self.sizes(*sizes))
         return Value(name, tuple(shape), x.dtype)
 

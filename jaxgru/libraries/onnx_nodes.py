@@ -91,16 +91,16 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
         where, folder = f"{model} cannot be used", Path(model).parent
         model = parsed(where, Path(model).read_bytes())
     graph = _Nodes(where, model, folder)
-    found = [
+    nodes = [
         _read(graph, node)
         for node in model.graph.node
         if node.op_type.lower() in ORDER and node.domain in ("", "ai.onnx")
     ]
-    if not found:
+    if not nodes:
         raise InteropError(
             f"{where}: its graph contains no GRU, LSTM or RNN node (subgraphs are not read)."
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
 def parsed(where: str, data: bytes) -> onnx.ModelProto:
@@ -132,11 +132,11 @@ class _Nodes:
                 f"{what} comes from {shown(name)}, an input of the graph, so it is not known."
             )
         node = self.makers[name]
-        given = {n: self.value(what, n) for n in node.input if n}
-        *inputs, output = (onnx.ValueInfoProto(name=n) for n in (*given, name))
+        reads = {n: self.value(what, n) for n in node.input if n}
+        *inputs, output = (onnx.ValueInfoProto(name=n) for n in (*reads, name))
         graph = helper.make_graph([node], "weights", inputs, [output])
         model = helper.make_model(graph, opset_imports=self.opsets)
-        outputs: Any = ReferenceEvaluator(model).run([name], given)  # annotated as a dict
+        outputs: Any = ReferenceEvaluator(model).run([name], reads)  # annotated as a dict
         return np.asarray(outputs[0])
 
     def below(self, name: str) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class _Nodes:
             return (_name(node),) if name == node.output[0] else ()
         moved = node.input if node.op_type == "Concat" else node.input[:1]
         moved = moved if node.op_type in _MOVES else ()
-        return tuple(dict.fromkeys(found for each in moved for found in self.below(each)))
+        return tuple(dict.fromkeys(name for each in moved for name in self.below(each)))
 
 
 def _name(node: onnx.NodeProto) -> str:
@@ -157,17 +157,17 @@ def _name(node: onnx.NodeProto) -> str:
 
 def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     cell, at = node.op_type.lower(), f"{graph.where}: the {node.op_type} {shown(_name(node))}"
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
-    direction = given.get("direction", b"forward").decode()
+    direction = attributes.get("direction", b"forward").decode()
     D = 2 if direction == "bidirectional" else 1
     phi = list(itertools.product(ACTIVATIONS, repeat=D))
     activations = [[name for each in of for name in functions(cell, each)] for of in phi]
-    names = [name.decode().lower() for name in given.get("activations", [])]
-    given["activations"] = names = names or activations[0]
-    options = SimpleNamespace(**given)
+    names = [name.decode().lower() for name in attributes.get("activations", [])]
+    attributes["activations"] = names = names or activations[0]
+    options = SimpleNamespace(**attributes)
     common.check_options(at, options, activations=activations, input_forget=[0])
-    phi, clip = phi[activations.index(names)], given.get("clip")
+    phi, clip = phi[activations.index(names)], attributes.get("clip")
     if not (clip is None or clip > 0):
         raise InteropError(f"{at} has clip={clip}; it must be above 0.")
     values = {
@@ -184,9 +184,12 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     check_shapes(at, have, {what: want[what] for what in have})
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
-    cls = GRUParams if cell == "gru" and given.get("linear_before_reset") else cls
+    cls = GRUParams if cell == "gru" and attributes.get("linear_before_reset") else cls
     layers: list[Any] = [
-        *(layer_of(cls, W[d], R[d], B[d]).replace(activation=phi[d], clip=clip) for d in range(D)),
+        *(
+            layer_from_operator(cls, W[d], R[d], B[d]).replace(activation=phi[d], clip=clip)
+            for d in range(D)
+        ),
         None,
     ]
     return RecurrentNode(
@@ -194,8 +197,8 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     )
 
 
-def layer_of(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
+def layer_from_operator(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
     order = ORDER[{LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")]
     b, c = np.split(B, 2)
-    return common.layer_of(cls, order, W.T, R.T, b, c)
+    return common.layer_from_weights(cls, order, W.T, R.T, b, c)

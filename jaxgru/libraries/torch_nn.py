@@ -168,8 +168,8 @@ def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
 def _recurrent(state: Mapping[str, Any]) -> str:
     """Say which parts of a state dict are recurrent modules."""
     names = (name.rpartition(".") for name in state)
-    known = dict.fromkeys(part for part, dot, name in names if dot and name.startswith("weight_ih"))
-    return f"its recurrent modules are {', '.join(known) or 'none'}"
+    parts = dict.fromkeys(part for part, dot, name in names if dot and name.startswith("weight_ih"))
+    return f"its recurrent modules are {', '.join(parts) or 'none'}"
 
 
 def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
@@ -180,14 +180,14 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
     H = U[1] if len(U) == 2 else 0
     units = P[1] if len(P) == 2 else H
-    found = next((name for name, G in GATES.items() if len(W) == 2 and W[0] == G * units > 0), None)
-    if found is None or cell not in (None, found, *["rnn_relu"] * (found == "rnn")):
+    kind = next((name for name, G in GATES.items() if len(W) == 2 and W[0] == G * units > 0), None)
+    if kind is None or cell not in (None, kind, *["rnn_relu"] * (kind == "rnn")):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
             f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
             f"{U}; of a larger model, pass the prefix of the recurrent module: {_recurrent(state)}."
         )
-    if found == "rnn" and cell is None:
+    if kind == "rnn" and cell is None:
         raise InteropError(
             f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
             'cell="rnn", and if it is ReLU, cell="rnn_relu".'
@@ -197,7 +197,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
     suffixes = [f"_l{i}{d}" for i in range(depth) for d in ("", "_reverse")[:D]] if first else [""]
     names = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
-    biased, projected = f"bias_ih{first}" in shapes, bool(P) and found == "lstm"
+    biased, projected = f"bias_ih{first}" in shapes, bool(P) and kind == "lstm"
     names = {n: names[n] for n in ("WU" + "bc" * biased + "P" * projected)}
     want: dict[str, tuple[int, ...]] = {}
     for i, suffix in enumerate(suffixes):
@@ -205,7 +205,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         of = {"W": (rows, takes), "U": (rows, H), "b": (rows,), "c": (rows,), "P": (H, units)}
         want |= {name + suffix: of[ours] for ours, name in names.items()}
     check_shapes(where, shapes, want)
-    cls: type = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}[found]
+    cls: type = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}[kind]
     cls = ProjectedLSTMParams if projected else cls
     layers = []
     for suffix in suffixes:
@@ -214,7 +214,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
         }
         arrays |= {"P": jnp.asarray(arrays["P"])} if projected else {}
         arrays |= {"activation": "relu"} if cell == "rnn_relu" else {}
-        layers.append(common.layer_of(cls, ORDERS[cls], **arrays))
+        layers.append(common.layer_from_weights(cls, ORDERS[cls], **arrays))
     if not first:
         return layers[0]
     return (tuple(layers[::2]), tuple(layers[1::2])) if D == 2 else tuple(layers)

@@ -26,8 +26,8 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
         raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
     dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
     if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
-        known = np.asarray(tokens)
-        least, most, limits = known.min(), known.max(), np.iinfo(dtype)
+        values = np.asarray(tokens)
+        least, most, limits = values.min(), values.max(), np.iinfo(dtype)
         if not limits.min <= least <= most <= limits.max:
             outside = most if most > limits.max else least
             raise ValueError(f"{name} contains {outside}, which does not fit into {dtype}.")
@@ -38,8 +38,8 @@ def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
     """Raise UserError if the tokens' values are known and one is outside the vocabulary."""
     if not is_known(tokens):
         return
-    known = np.asarray(tokens)
-    if (outside := known[(known < 0) | (known >= vocab_size)]).size:
+    values = np.asarray(tokens)
+    if (outside := values[(values < 0) | (values >= vocab_size)]).size:
         raise UserError(
             f"{name} contains {outside[0]}; the vocabulary's tokens are 0 to {vocab_size - 1}."
         )

@@ -143,9 +143,9 @@ def stream_text(
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(tokenizer, options)
-    given = _encode(tokenizer, prompt, options, carry is not None)
-    tokens = _tokens(model, [given], options, [(sample, 0)], carry)
-    new = _continuation(tokenizer, given, tokens.of_row(0), options)
+    encoded = _encode(tokenizer, prompt, options, carry is not None)
+    tokens = _tokens(model, [encoded], options, [(sample, 0)], carry)
+    new = _continuation(tokenizer, encoded, tokens.of_row(0), options)
     return TextStream(itertools.chain([prompt], new), tokens)
 
 
@@ -170,14 +170,14 @@ def generate_texts(
         raise UserError("prompts is one string; give a list of prompts.")
     _check(tokenizer, options)
     num_samples = check_whole("num_samples", num_samples, 2**32)
-    given = []
+    encoded = []
     for number, prompt in enumerate(prompts, 1):
         try:
-            given.append(_encode(tokenizer, prompt, options, goes_on=False))
+            encoded.append(_encode(tokenizer, prompt, options, goes_on=False))
         except UserError as error:
             raise UserError(f"prompt {number}: {error}") from error
-    rows = min(PROMPTS_AT_ONCE if isinstance(model, Params) else 1, len(given) * num_samples)
-    samples = (((n, i), prompt) for i in range(num_samples) for n, prompt in enumerate(given))
+    rows = min(PROMPTS_AT_ONCE if isinstance(model, Params) else 1, len(encoded) * num_samples)
+    samples = (((n, i), prompt) for i in range(num_samples) for n, prompt in enumerate(encoded))
     batches = iter(lambda: list(itertools.islice(samples, rows)), [])
     return itertools.chain.from_iterable(
         _batch_texts(model, tokenizer, batch, options, rows) for batch in batches
@@ -195,8 +195,8 @@ def _batch_texts(
         groups.setdefault(start, []).append((sample, prompt))
     texts = {}
     for group in groups.values():
-        samples, given = zip(*group, *group[:1] * (rows - len(group)), strict=True)
-        tokens = _tokens(model, given, options, samples, None)
+        samples, encoded = zip(*group, *group[:1] * (rows - len(group)), strict=True)
+        tokens = _tokens(model, encoded, options, samples, None)
         for row, (sample, prompt) in enumerate(group):
             new = _continuation(tokenizer, prompt, tokens.of_row(row), options)
             texts[sample] = "".join(new)
@@ -312,7 +312,7 @@ class _Recurrent:
             self.counts = self._counted([prompt.counted for prompt in prompts])
         # the state before the next chunk, and its prompt
         self.key, self.ahead = key, (cast(ModelCarry, carry), last)
-        self.behind, self.given = self.ahead, 0  # of the chunk being given
+        self.behind, self.num_yielded = self.ahead, 0  # of the chunk that `of_row` yields
         self.chunks: list[Int[np.ndarray, "B N"]] = []
 
     def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
@@ -321,7 +321,7 @@ class _Recurrent:
             if i == len(self.chunks):
                 self._generate()
             for number, token in enumerate(self.chunks[i][row, :, None], 1):
-                self.given = number
+                self.num_yielded = number
                 yield token
 
     def _generate(self) -> None:
@@ -349,12 +349,12 @@ class _Recurrent:
         return np.stack([np.bincount(row, minlength=len(self.params.head.bo)) for row in tokens])
 
     def carry(self) -> ModelCarry | None:
-        """Return the state after the tokens given so far, of which there is one row."""
+        """Return the state after the tokens yielded so far, of which there is one row."""
         if not self.options.stateful:
             return None
         carry, last = self.behind
-        given = self.chunks[-1][0, : self.given, None] if self.chunks else ()
-        for token in (last[0], *given):
+        yielded = self.chunks[-1][0, : self.num_yielded, None] if self.chunks else ()
+        for token in (last[0], *yielded):
             carry = self.start if token == self.unit_end else carry
             _, carry = step(self.params, token, carry)
         return carry

@@ -57,11 +57,11 @@ def find_model(model: str | Path) -> Found:
     if format := format_of(model):
         return Found(Path(model), format)
     if not os.path.lexists(model):
-        known = pretrained_names()
-        others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(known)}"
+        pretrained = pretrained_names()
+        others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(pretrained)}"
         meant = f"it must be {others}"
         if "/" not in str(model):
-            meant = nearest(str(model), known, meant)
+            meant = nearest(str(model), pretrained, meant)
         if model in config_names():
             meant = f"it is a config, which jaxgru train {model} trains"
         raise UserError(f"there is no model {str(model)!r}; {meant}.")

@@ -20,8 +20,7 @@ from jaxgru import cells
 from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
 from jaxgru.cells.base import AnyArray, Size
 from jaxgru.cells.layer_norm import layer_norm as of_cell
-from jaxgru.cells.products import dot, matmul, rows
-from jaxgru.cells.products import round_weights as rounded
+from jaxgru.cells.products import dot, matmul, round_weights, rows
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
 from jaxgru.layers.arguments import as_flags, as_jax
@@ -112,13 +111,13 @@ def unflatten(like: Any, leaves: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flatten(like)])
 
 
-def round_weights(params: Params, dtype: DTypeLike) -> Params:
+def round_model(params: Params, dtype: DTypeLike) -> Params:
     """Return the parameters with the matrices of the layers and the head in a narrower dtype.
 
     Products with them then take operands of that dtype and return the biases' dtype, which is also
     the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup.
     """
-    layers, head = (rounded(part, dtype) for part in (params.layers, params.head))
+    layers, head = (round_weights(part, dtype) for part in (params.layers, params.head))
     return dataclasses.replace(params, layers=layers, head=head)
 
 

@@ -270,11 +270,11 @@ def _generate(
         def write_next(loop: tuple) -> tuple:
             i, state, written = loop
             state, new = next_token(state)
-            write = lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, i, 0)
+            write = lambda all, entry: jax.lax.dynamic_update_index_in_dim(all, entry, i, 0)
             return i + 1, state, jax.tree.map(write, written, new)
 
         shapes = jax.eval_shape(next_token, state)[1]
-        empty = jax.tree.map(lambda one: jnp.zeros((most, *one.shape), one.dtype), shapes)
+        empty = jax.tree.map(lambda entry: jnp.zeros((most, *entry.shape), entry.dtype), shapes)
         i, state, new = jax.lax.while_loop(unfinished, write_next, (0, state, empty))
         if stop is not None:  # as if those steps had been computed
             later = jnp.arange(most)[:, None] >= i
@@ -383,10 +383,11 @@ def _kth_largest_by_bisection(x: Float[Array, "B V"], k: int) -> Float[Array, "B
     sign = jnp.asarray(1 << (width - 1), unsigned)
     ordered = jnp.where(bits & sign, ~bits, bits | sign)
 
-    def next_bit(i: Array, found: Array) -> Array:
-        candidate = found | (sign >> i.astype(unsigned))
+    def next_bit(i: Array, largest: Array) -> Array:
+        candidate = largest | (sign >> i.astype(unsigned))
         reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= k
-        return jnp.where(reached, candidate, found)
+        return jnp.where(reached, candidate, largest)
 
-    found = jax.lax.fori_loop(0, width, next_bit, jnp.zeros((len(x), 1), unsigned))
-    return jax.lax.bitcast_convert_type(jnp.where(found & sign, found ^ sign, ~found), x.dtype)
+    largest = jax.lax.fori_loop(0, width, next_bit, jnp.zeros((len(x), 1), unsigned))
+    bits = jnp.where(largest & sign, largest ^ sign, ~largest)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)

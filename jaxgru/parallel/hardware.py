@@ -64,8 +64,8 @@ def peak_memory_mb() -> float | None:
 def peak_resident_bytes() -> int:
     """Return the peak of this process's resident memory; 0 if it is unknown."""
     status = Path("/proc/self/status")
-    if status.is_file() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return 1024 * int(found[1])  # ru_maxrss is the parent's, if that is larger
+    if status.is_file() and (match := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
+        return 1024 * int(match[1])  # ru_maxrss is the parent's, if that is larger
     with contextlib.suppress(ImportError):  # Windows has no such module
         import resource
 

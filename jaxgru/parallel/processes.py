@@ -86,9 +86,9 @@ def join(
         signal.signal(signal.SIGINT, handler)
 
 
-def _or_environment(given: int | None, variable: str) -> int | None:
+def _or_environment(number: int | None, variable: str) -> int | None:
     text = os.environ.get(variable)
-    return given if given is not None or text is None else int(text)
+    return number if number is not None or text is None else int(text)
 
 
 def is_distributed() -> bool:

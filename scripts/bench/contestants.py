@@ -31,7 +31,7 @@ from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.batching import random_crops
-from jaxgru.lm.model import round_weights, token_nll
+from jaxgru.lm.model import round_model, token_nll
 from jaxgru.lm.sampling import draw, filter_logits
 from jaxgru.lm.training import init_state, train_step
 from jaxgru.parallel.sharding import ROWS, data_mesh
@@ -111,7 +111,7 @@ def _jaxgru(
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
     params = jaxgru.lm.init(jax.random.key(0), model)
     if precision == "bfloat16":
-        params = round_weights(params, jnp.bfloat16)
+        params = round_model(params, jnp.bfloat16)
     if task.what == "forward":
         forward = partial(jaxgru.lm.apply, implementation=training.implementation)
         return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)

@@ -18,7 +18,7 @@ import jaxgru
 from jaxgru import Dropout
 from jaxgru.cells.products import rows
 from jaxgru.lm import ModelConfig, apply, step
-from jaxgru.lm.model import flatten, layer_norm, round_weights, stepper, token_nll
+from jaxgru.lm.model import flatten, layer_norm, round_model, stepper, token_nll
 from jaxgru.lm.processors import MinP
 
 KINDS = {
@@ -284,7 +284,7 @@ def test_refuses_impossible_dropout(rate, site):
 def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     """Logits and states are float32 and near; only matrices of recurrence and head are rounded."""
     params = perturbed(KINDS[kind])
-    rounded = round_weights(params, jnp.bfloat16)
+    rounded = round_model(params, jnp.bfloat16)
     dtypes = {name: leaf.dtype for name, leaf in flatten(rounded).items()}
     matrices = {name for name, leaf in flatten(params).items() if leaf.ndim > 1} - {"embedding"}
     assert {name for name, dtype in dtypes.items() if dtype == jnp.bfloat16} == matrices
@@ -313,7 +313,7 @@ def test_gradients_with_rounded_weights_of_any_number_of_steps(kind, T):
         return jnp.sum(jnp.sin(logits))
 
     def rounded_loss(params):
-        return loss(round_weights(params, jnp.bfloat16))
+        return loss(round_model(params, jnp.bfloat16))
 
     expected, gradients = (jax.jit(jax.grad(f))(params) for f in (loss, rounded_loss))
     for wanted, seen in zip(*map(jax.tree.leaves, (expected, gradients)), strict=True):
@@ -334,7 +334,7 @@ def test_tokens_may_be_lists():
 @pytest.mark.parametrize("kind", ["gru", *slow(*(kind for kind in KINDS if kind != "gru"))])
 def test_promotes_nothing_implicitly(kind, x64):
     """With matrices rounded to bfloat16: the loss's gradient, steps, sampling and beam search."""
-    params = jax.eval_shape(lambda p: round_weights(p, jnp.bfloat16), perturbed(KINDS[kind]))
+    params = jax.eval_shape(lambda p: round_model(p, jnp.bfloat16), perturbed(KINDS[kind]))
     dropout = Dropout(jax.random.key(0), 0.3, "state")
 
     def loss(params, implementation):

@@ -25,17 +25,17 @@ Role = Literal["recipe", "placement", "setting"]
 
 
 def _field(
-    role: Role, default: Any, help: str, known: Iterable[str] = (), escaped: bool = False,
+    role: Role, default: Any, help: str, registry: Iterable[str] = (), escaped: bool = False,
     **bounds: float,
 ) -> Any:  # fmt: skip
     """Return a dataclass field with a help text.
 
     Args:
-      known: the values that it can have, if they are the names in a registry.
+      registry: whose names are the values that it can have.
       escaped: a newline in it is typed as \\n on the command line, and a tab as \\t.
       bounds: `at_least`, `above` or `below`; a whole number is also below 2^31, as JAX's are.
     """
-    metadata = {"role": role, "help": help, "known": known, "escaped": escaped, "bounds": bounds}
+    metadata = dict(role=role, help=help, registry=registry, escaped=escaped, bounds=bounds)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -67,15 +67,15 @@ class Section:
 
 def choices(section: type[Section], field: dataclasses.Field) -> list[str]:
     """Return the strings that a field can be, if they are few."""
-    return list(get_args(field_types(section)[field.name]) or field.metadata["known"])
+    return list(get_args(field_types(section)[field.name]) or field.metadata["registry"])
 
 
 def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> Any:
     """Return the value as the field's type. Raises a ConfigError that says what would be right."""
     name, type_ = f"{section.section}.{field.name}", field_types(section)[field.name]
-    if known := choices(section, field):
-        if value not in known:
-            raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}.")
+    if allowed := choices(section, field):
+        if value not in allowed:
+            raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(allowed)}.")
         return value
     if (type_, type(value)) == (float, int):
         value = float(value)

@@ -39,10 +39,10 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     overrides = dict(overrides or {})
     of_study = path.suffix != ".toml"
     if of_study:
-        known = config_names()
-        if str(name_or_path) not in known:
-            others = f"the known ones are {', '.join(known)}, or give the path of a .toml file"
-            meant = nearest(str(name_or_path), known, others)
+        names = config_names()
+        if str(name_or_path) not in names:
+            others = f"the known ones are {', '.join(names)}, or give the path of a .toml file"
+            meant = nearest(str(name_or_path), names, others)
             raise ConfigError(f"there is no config {str(name_or_path)!r}; {meant}.")
         path = config_dir() / f"{name_or_path}.toml"
     try:
@@ -105,12 +105,12 @@ def _by_dotted_name(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_values(values: Mapping[str, Any]) -> Config:
     """Return the config of these values by dotted name; each is checked once."""
-    known, fields = dotted_names(), {section: {} for section in SECTIONS}
+    names, fields = dotted_names(), {section: {} for section in SECTIONS}
     for dotted, value in values.items():
         if dotted == "name":
             continue
-        if dotted not in known:
-            meant = nearest(dotted, known, f"the fields are {', '.join(known)}")
+        if dotted not in names:
+            meant = nearest(dotted, names, f"the fields are {', '.join(names)}")
             raise ConfigError(f"a config has no field {dotted!r}; {meant}.")
         section, _, field = dotted.partition(".")
         fields[section][field] = value

@@ -36,7 +36,7 @@ class ModelConfig(Section):
     """
 
     section = "model"
-    cell: str = recipe("gru", "the recurrence", known=CELLS)
+    cell: str = recipe("gru", "the recurrence", registry=CELLS)
     vocab_size: int = recipe(
         65,
         "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs",
@@ -113,7 +113,7 @@ class DataConfig(Section):
     tokenizer: str = recipe(
         "characters",
         "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items()),
-        known=TOKENIZERS,
+        registry=TOKENIZERS,
     )
     tokenizer_file: str = recipe(
         "",
@@ -228,7 +228,7 @@ class TrainingConfig(Section):
     implementation: str = placement(
         "auto",
         "what computes the layers; wavefront is for stacks on GPUs",
-        known=IMPLEMENTATIONS,
+        registry=IMPLEMENTATIONS,
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"

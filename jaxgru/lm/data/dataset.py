@@ -89,7 +89,7 @@ def load_dataset(
             )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
     corpora = _corpora(config, kind.reads_bytes, sha256, options)
-    texts = [one.text for one in corpora]
+    texts = [corpus.text for corpus in corpora]
     units = [split_units(text, data.unit) for text in texts] if data.unit else []
     if units and len(units[0]) < 2:
         raise UserError(
@@ -100,8 +100,8 @@ def load_dataset(
     if tokenizer is None:
         size, min_count = config.model.vocab_size, data.min_count or kind.min_count
         tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
-        known = (t for i, t in enumerate(tokenizer.pieces) if i != tokenizer.unknown)
-        if data.min_count and all(map(str.isspace, known)):
+        pieces = (t for i, t in enumerate(tokenizer.pieces) if i != tokenizer.unknown)
+        if data.min_count and all(map(str.isspace, pieces)):
             raise UserError(
                 f"data.min_count is {data.min_count}, but nothing in {corpora[0].source} occurs "
                 "that often."
@@ -128,9 +128,9 @@ def load_dataset(
             tokenizer_file=_place(data.tokenizer_file),
         ),
     )
-    source = " and ".join(one.source for one in corpora)
-    found = " ".join(one.sha256 for one in corpora)
-    return config, Dataset(train, validation, tokenizer, source, num_characters, found, end)
+    source = " and ".join(corpus.source for corpus in corpora)
+    hashes = " ".join(corpus.sha256 for corpus in corpora)
+    return config, Dataset(train, validation, tokenizer, source, num_characters, hashes, end)
 
 
 Split: TypeAlias = tuple[Int[np.ndarray, "N"], Int[np.ndarray, "M"], int]
@@ -179,16 +179,16 @@ def _corpora(
     for place, want, option in zip(places, wanted, options, strict=False):
         if sha256 and place not in (TINY_SHAKESPEARE, STDIN) and not find_files(place):
             raise UserError(f"there is no text {place}; give its place with {option}.")
-        found = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
-        if want not in ("", found.sha256):
+        corpus = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
+        if want not in ("", corpus.sha256):
             raise ChangedText(
-                f"{place} has changed or is another text: its SHA-256 is {found.sha256}, not "
+                f"{place} has changed or is another text: its SHA-256 is {corpus.sha256}, not "
                 f"{want}; give the right one with {option}."
             )
-        corpora.append(found)
+        corpora.append(corpus)
     return corpora
 
 
-def _place(given: str) -> str:
+def _place(name: str) -> str:
     """Return the absolute path; a name that is no path stays."""
-    return given if given in ("", STDIN, TINY_SHAKESPEARE) else str(Path(given).resolve())
+    return name if name in ("", STDIN, TINY_SHAKESPEARE) else str(Path(name).resolve())

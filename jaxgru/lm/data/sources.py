@@ -99,13 +99,13 @@ def find_files(place: str) -> list[Path]:
         top, pattern = Path(path.anchor), str(path.relative_to(path.anchor))
     is_hidden = lambda part: part.startswith(".") and part not in path.parts
     try:
-        found = list(top.glob(pattern))
+        paths = list(top.glob(pattern))
     except ValueError as error:
         raise CorpusError(f"{place} is not a pattern of files: {error}.") from None
-    for folder in found:
+    for folder in paths:
         if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # `glob` leaves it out
             raise CorpusError(f"the folder {folder} cannot be read: permission denied.")
-    return sorted(p for p in found if p.is_file() and not any(map(is_hidden, p.parts)))
+    return sorted(p for p in paths if p.is_file() and not any(map(is_hidden, p.parts)))
 
 
 def _file(path: Path) -> bytes:

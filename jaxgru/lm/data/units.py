@@ -78,8 +78,8 @@ def encode_units(
     """
     ends = np.array([end_token(tokenizer, unit)], np.int32)
     parts = [ends]
-    for one in units:
-        parts += [tokenizer.encode(one), ends]
+    for text in units:
+        parts += [tokenizer.encode(text), ends]
     return np.concatenate(parts), len("".join(units)) + len(units) * len(separator(unit))
 
 

@@ -22,7 +22,7 @@ from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
 from jaxgru.libraries.onnx_graph import B, Graph, T
-from jaxgru.libraries.onnx_nodes import layer_of, parsed
+from jaxgru.libraries.onnx_nodes import layer_from_operator, parsed
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -74,7 +74,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
             return MLPParams(jnp.asarray(W.transpose(2, 1, 0)), jnp.asarray(array(f"{at}b", H)))
         rows = len(p.gates) * H
         W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
-        made = layer_of(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
+        made = layer_from_operator(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
         without = isinstance(p, AnyGRU) and p.c is None
         return made.replace(c=None) if without else made
 

@@ -170,11 +170,11 @@ def restore(
         likes = dict(params=like.params, optimizer=_without_evaluated(like), progress=Progress)
         if checkpoint.step >= config.training.steps_per_epoch:
             likes["best"] = like.params
-        found = checkpoint.read(likes)
+        items = checkpoint.read(likes)
         evaluated = "params" if like.ema is None else "ema"
-        key = jax.random.wrap_key_data(found["optimizer"].key)
-        state = found["optimizer"].replace(**{evaluated: found["params"]}, key=key)
-        return state, found.get("best"), found["progress"]
+        key = jax.random.wrap_key_data(items["optimizer"].key)
+        state = items["optimizer"].replace(**{evaluated: items["params"]}, key=key)
+        return state, items.get("best"), items["progress"]
 
     restored, step, broken = _read_newest(manager, run, read)
     if is_first():
@@ -212,7 +212,7 @@ def _read_newest(
         if saved_steps(run) != steps:
             return _read_newest(manager, run, read)
         broken[checkpoint] = fault
-    faults = "; ".join(f"{one.folder}: {fault}" for one, fault in broken.items())
+    faults = "; ".join(f"{each.folder}: {fault}" for each, fault in broken.items())
     raise RunError(
         f"the run {run} has no intact checkpoint ({faults}). "
         f"To train it from its first step again, delete {run / 'checkpoints'}."
@@ -326,9 +326,9 @@ class Checkpoint:
             for item, like in likes.items()
         }  # fmt: skip
         with damage_as(BrokenCheckpoint, f"{self} cannot be read"):
-            found = self.manager.restore(self.step, args=ocp.args.Composite(**arguments))
+            items = self.manager.restore(self.step, args=ocp.args.Composite(**arguments))
             return {
-                item: unflatten(like, found[item]) if item in ARRAYS
-                else msgspec.convert(found[item], like)
+                item: unflatten(like, items[item]) if item in ARRAYS
+                else msgspec.convert(items[item], like)
                 for item, like in likes.items()
             }  # fmt: skip

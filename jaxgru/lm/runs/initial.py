@@ -32,12 +32,12 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """
     theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
-    given = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
-    if "data.corpus" in given:
+    changes = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
+    if "data.corpus" in changes:
         of_text = ("encoding", "validation", "validation_fraction")
         defaults = {name: getattr(DataConfig, name) for name in of_text}
         theirs = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, **defaults))
-    return override(theirs, given)
+    return override(theirs, changes)
 
 
 @dataclass(frozen=True)

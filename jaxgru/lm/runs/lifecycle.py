@@ -98,8 +98,8 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             f"can; {anew}"
         )
     with deferred_signals() as interrupted, contextlib.ExitStack() as stack:
-        found = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
-        folder = Path(from_first(found))
+        run_path = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
+        folder = Path(from_first(run_path))
         if folder.is_relative_to(Path.cwd()):  # which is shorter to read
             folder = folder.relative_to(Path.cwd())
         all_or_raise(stack.enter_context, folders.claim(folder))

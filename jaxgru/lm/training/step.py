@@ -27,7 +27,7 @@ from jaxgru.lm.model import (
     apply,
     init,
     initial_carry,
-    round_weights,
+    round_model,
     token_nll,
     weight_dropper,
 )
@@ -175,13 +175,13 @@ def train_step(
         drop_weights = weight_dropper(weight_key, params, rate) if rate else None
 
         def of_rows(carry, inputs, targets, first_row):
-            dropout = [one.replace(first_row=first_row) for one in dropouts]
+            dropout = [each.replace(first_row=first_row) for each in dropouts]
 
             def loss(params):
                 if drop_weights:
                     params = drop_weights(params)
                 if training.compute_dtype != "float32":
-                    params = round_weights(params, training.compute_dtype)
+                    params = round_model(params, training.compute_dtype)
                 how = training.remat, carry, training.implementation
                 return loss_fn(params, inputs, targets, dropout, *how, end)
 
@@ -264,8 +264,8 @@ def mean_of_micro_batches(
         means, new_rows = of_rows(*rows, first_row)
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, means), new_rows
 
-    one = jax.tree.map(lambda x: x[0], micro_batches)
-    means, _ = jax.eval_shape(of_rows, *one, first_row)
+    first_batch = jax.tree.map(lambda x: x[0], micro_batches)
+    means, _ = jax.eval_shape(of_rows, *first_batch, first_row)
     zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
     total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
     joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)

@@ -81,10 +81,10 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     Raises TokenizerError if it could not, or if the tokenizer's class is not registered.
     """
     if type(tokenizer) not in TOKENIZERS.values():
-        known = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
+        classes = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
         raise TokenizerError(
             f"the tokenizer is {a_type(tokenizer)}, which could not be loaded again; it must be a "
-            f"{known}, or of a class that register_tokenizer knows."
+            f"{classes}, or of a class that register_tokenizer knows."
         )
     data = tokenizer.to_bytes()
     tokenizer_from_bytes(tokenizer.kind, data)

@@ -53,9 +53,9 @@ def blocks(text: str, end: str) -> Iterator[str]:
     Encoding needs 45 bytes per character, so a long text is not encoded at once.
     """
     start, ends = 0, re.compile(end)
-    while found := ends.search(text, start + BLOCK):
-        yield text[start : found.end()]
-        start = found.end()
+    while match := ends.search(text, start + BLOCK):
+        yield text[start : match.end()]
+        start = match.end()
     yield text[start:]
 
 
@@ -91,8 +91,8 @@ def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
         )
     except (RuntimeError, OSError) as error:
         cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
-        if found := re.search(r"too high .* <= (\d+)", str(error)):
-            raise TooManyPieces(cannot, int(found[1])) from error
+        if match := re.search(r"too high .* <= (\d+)", str(error)):
+            raise TooManyPieces(cannot, int(match[1])) from error
         why = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
         raise TokenizerError(f"{cannot}: {why or 'it does not say why.'}") from error
     return model.getvalue()
