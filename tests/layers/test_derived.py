@@ -1,9 +1,13 @@
 """Cells of one's own: their derived gradients are JAX's, or JAX's are used."""
 
+from functools import partial
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against import normal, randomized, value_and_gradients
 from jax.experimental import checkify
 from jax.nn import sigmoid
 from jaxtyping import Array
@@ -39,9 +43,13 @@ def of_step(step, base=Plain, **fields):
     return struct(type("Of", (base,), {"step": step, **fields}))
 
 
-def cond(p, layout, h, a):
-    step = lambda h: jnp.tanh(a + layout.times(p.U, h))
-    return jax.lax.cond(h.sum() > 0, step, lambda h: jnp.tanh(a + h), h)
+def plus(part):
+    """A cell whose step adds a part to its input, in a tanh."""
+    return of_step(lambda p, layout, h, a: jnp.tanh(a + part(p, layout, h)))
+
+
+def of_two_ranks(p, layout, h):
+    return layout.product(p.U, jnp.stack([h, h**2], 1)).sum(1) + layout.product(p.V, p.b)
 
 
 def scalar(p, layout, carry, a):
@@ -49,120 +57,76 @@ def scalar(p, layout, carry, a):
     return jnp.tanh(a + layout.times(p.U, h) / n[:, None]), n + 1 + 0.1 * h.mean(-1)
 
 
-def twice(p, layout, h, a):
+def twice(p, layout, h):
     """U directly, too; V of what U returned."""
     y = layout.times(p.U, h) + h @ p.U
-    return jnp.tanh(a + y * jnp.diag(p.V) + layout.product(p.V, jnp.sin(y)))
+    return y * jnp.diag(p.V) + layout.product(p.V, jnp.sin(y))
 
 
-def effect(p, layout, h, a):
+def effect(p, layout, h):
     jax.debug.callback(lambda h: None, h)
-    return jnp.tanh(a + layout.times(p.U, h))
+    return layout.times(p.U, h)
 
 
-CELLS = {  # a step, and whether its gradient is derived
+norm, stop = jnp.linalg.norm, jax.lax.stop_gradient
+CELLS = {  # a cell, and whether its gradient is derived
     "one product": (of_step(Plain.step), True),
-    "none": (of_step(lambda p, layout, h, a: sigmoid(a) * h + jnp.tanh(a)), True),
+    "none": (of_step(lambda p, _, h, a: sigmoid(a) * h + jnp.tanh(a)), True),
     "a normed weight, twice": (
-        of_step(
-            lambda p, layout, h, a: jnp.tanh(
-                a + layout.times(p.U / jnp.linalg.norm(p.U), h) + layout.times(p.U, h * p.b)
-            )
-        ),
-        True,
+        plus(lambda p, l, h: l.times(p.U / norm(p.U), h) + l.times(p.U, h * p.b)), True
     ),
-    "factors of another rank": (
-        of_step(
-            lambda p, layout, h, a: jnp.tanh(
-                a + layout.product(p.U, jnp.stack([h, h**2], 1)).sum(1) + layout.product(p.V, p.b)
-            )
-        ),
-        True,
-    ),
+    "factors of another rank": (plus(of_two_ranks), True),
     "a small matrix without times": (
-        of_step(lambda p, layout, h, a: jnp.tanh(a + layout.times(p.U, h) * (1 + p.W.sum(0)))),
-        True,
+        plus(lambda p, l, h: l.times(p.U, h) * (1 + p.W.sum(0))), True
     ),
-    "stopped": (
-        of_step(
-            lambda p, layout, h, a: jnp.tanh(
-                a
-                + jax.lax.stop_gradient(layout.times(p.U, h))
-                + layout.times(p.V, jax.lax.stop_gradient(h))
-            )
-        ),
-        True,
-    ),
+    "stopped": (plus(lambda p, l, h: stop(l.times(p.U, h)) + l.times(p.V, stop(h))), True),
     "a carry of one number": (of_step(scalar, OfACarry), True),
-    "a large matrix without times": (of_step(twice), False),
-    "a weight of the state": (
-        of_step(lambda p, layout, h, a: jnp.tanh(a + layout.times(p.U * h.mean(), h))),
-        False,
-    ),
+    "a large matrix without times": (plus(twice), False),
+    "a weight of the state": (plus(lambda p, l, h: l.times(p.U * h.mean(), h)), False),
     "a weight of a product": (
-        of_step(
-            lambda p, layout, h, a: jnp.tanh(
-                a + layout.times(p.V * sigmoid(layout.times(p.U, h)).mean(), h)
-            )
-        ),
-        False,
+        plus(lambda p, l, h: l.times(p.V * sigmoid(l.times(p.U, h)).mean(), h)), False
     ),
     "vmap": (
-        of_step(
-            lambda p, layout, h, a: jnp.tanh(
-                a + jax.vmap(lambda U: layout.times(U, h))(jnp.stack([p.U, p.V])).sum(0)
-            )
-        ),
-        False,
+        plus(lambda p, l, h: jax.vmap(lambda U: l.times(U, h))(jnp.stack([p.U, p.V])).sum(0)), False
     ),
-    "cond": (of_step(cond), False),
-    "an effect": (of_step(effect), False),
-}
+    "cond": (
+        plus(lambda p, l, h: jax.lax.cond(h.sum() > 0, lambda h: l.times(p.U, h), stop, h)), False
+    ),
+    "an effect": (plus(effect), False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_gradients_are_jaxs(name, monkeypatch):
+def test_gradients_are_jaxs(name, monkeypatch, float64):
     """Of all parameters, the input and the carry, with resets, in blocks and with a rest."""
     monkeypatch.setattr(jaxgru.layers.implementations, "ROWS_AT_ONCE", 4)
     monkeypatch.setattr(jaxgru.layers.implementations, "FEWEST_BLOCKS", 1)
     cls, is_derived = CELLS[name]
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        normal = lambda *shape: jnp.asarray(rng.normal(size=shape))
-        p = cls(normal(E, H), normal(H, H), normal(H, H), normal(H))
-        x, reset = jnp.exp(normal(2, 5, E)), rng.random((2, 5)) < 0.3
-        carry = p.zero_carry(2)
-        a = jax.ShapeDtypeStruct((2, H), np.float64)
-        assert (derived(p, carry, a) is not None) == is_derived
-
-        def loss(p, x, implementation):
-            y, last = jaxgru.unroll(p, x, reset=reset, implementation=implementation)
-            return sum(
-                (jnp.cos(leaf) * 0.9**i).sum() for i, leaf in enumerate([y, *jax.tree.leaves(last)])
-            )
-
-        seen, expected = (
-            jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=2)(p, x, name)
-            for name in ("scan", "autodiff")
-        )
-    for a, b in zip(jax.tree.leaves(seen), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+    shapes = (E, H), (H, H), (H, H), H
+    p = randomized(cls(*map(np.zeros, shapes)))
+    x, reset = jnp.exp(normal(2, 5, E)), np.random.default_rng(0).random((2, 5)) < 0.3
+    a = jax.ShapeDtypeStruct((2, H), np.float64)
+    assert (derived(p, p.zero_carry(2), a) is not None) == is_derived
+    both = (
+        value_and_gradients(partial(jaxgru.unroll, reset=reset, implementation=name), p, x)
+        for name in ("scan", "autodiff")
+    )
+    chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("narrow", ["W", "V"])
 def test_sums_of_half_precision_are_wide(narrow):
     """Whichever of the weights is narrow: blocks would add up its gradient in its dtype."""
-    rng = np.random.default_rng(0)
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
 
     def step(p, layout, h, a):
         return jnp.tanh(a + layout.times(p.U, h) + layout.times(p.V, h))
 
-    p = of_step(step, inputs=lambda self, x: x @ self.W + self.b)(
-        normal(E, H), normal(H, H) / 9, normal(H, H) / 9, normal(H)
-    )
+    cls = of_step(step, inputs=lambda self, x: x @ self.W + self.b)
+    shapes = (E, H), (H, H), (H, H), H
+    p = randomized(cls(*(np.zeros(shape, np.float32) for shape in shapes)))
+    p = p.replace(U=p.U / 9, V=p.V / 9)
     p = p.replace(**{narrow: getattr(p, narrow).astype(jnp.bfloat16)})
-    x = jnp.abs(normal(64, 512, E))
+    x = jnp.abs(normal(64, 512, E, dtype=np.float32))
     loss = lambda p, implementation: jaxgru.unroll(p, x, implementation=implementation)[0].sum()
     seen, expected = (
         np.asarray(getattr(jax.grad(loss)(p, name), narrow), np.float64)
