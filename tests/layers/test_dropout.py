@@ -136,15 +136,6 @@ def test_the_scale_is_that_of_the_rate_that_16_bits_have():
     assert float(mask.state.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
 
 
-def test_dropout_of_an_input_is_that_of_its_numbers():
-    layer, x, _ = problem(jaxgru.init_gru)
-    dropout = Dropout(KEY, 0.4, "input")
-    (mask,) = dropout_masks([layer], dropout, 2, 4)
-    dropped = np.where(np.swapaxes(mask.input.keep, 0, 1), x * float(mask.input.scale), 0)
-    seen, expected = jaxgru.unroll(layer, x, dropout=dropout), jaxgru.unroll(layer, dropped)
-    np.testing.assert_array_equal(seen[0], expected[0])
-
-
 @pytest.mark.parametrize("site", SITES)
 def test_two_directions_have_masks_of_their_own(site):
     """Each layer's dropout is that of `unroll`; between and output as in PyTorch."""
@@ -158,15 +149,13 @@ def test_two_directions_have_masks_of_their_own(site):
     np.testing.assert_array_equal(seen, np.concatenate(expected, -1))
     assert (ahead == []) == (site == "between")
     sites = [[one.site for one in of_layer] for of_layer in in_two_directions(dropout, 3)[1]]
-    assert (
-        sites
-        == {
-            "input": [["input"], [], []],
-            "state": [["state"]] * 3,
-            "between": [["output"], ["output"], []],
-            "output": [[], [], ["output"]],
-        }[site]
-    )
+    expected = {
+        "input": [["input"], [], []],
+        "state": [["state"]] * 3,
+        "between": [["output"], ["output"], []],
+        "output": [[], [], ["output"]],
+    }
+    assert sites == expected[site]
     for one, other in zip(ahead, back, strict=True):
         assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
 

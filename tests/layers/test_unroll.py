@@ -356,28 +356,17 @@ def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     """With narrow matrices, layers of bfloat16 that carry float32, and every option at once."""
     layer, x = shapes_of(kind, dtype), jax.ShapeDtypeStruct((2, 3, F), "float32")
     carry = initial = wide_carry(layer)
-    run = partial(jaxgru.unroll, implementation=implementation)
+    with_name = lambda function: partial(function, implementation=implementation)
+    run, both, one_step = map(with_name, (jaxgru.unroll, jaxgru.bidirectional, jaxgru.step))
+    lengths, dtypes = np.array([3, 2]), partial(jax.tree.map, lambda leaf: leaf.dtype)
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        for function, arguments in (
-            (run, (layer, x, carry)),
-            (lambda *a: run(*a[:3], initial=a[3], **ALL_OPTIONS), (layer, x, carry, initial)),
-            (
-                lambda layer, x, carry: jaxgru.step(
-                    layer, x[:, 0], carry, reset=x[:, 0, 0] > 0, implementation=implementation
-                ),
-                (layer, x, carry),
-            ),
-            (
-                lambda layer, x: jaxgru.bidirectional(
-                    layer, layer, x, lengths=np.array([3, 2]), implementation=implementation
-                ),
-                (layer, x),
-            ),
+        for function, *arguments in (
+            (run, layer, x, carry),
+            (lambda *a: run(*a[:3], initial=a[3], **ALL_OPTIONS), layer, x, carry, initial),
+            (lambda p, x, c: one_step(p, x[:, 0], c, reset=x[:, 0, 0] > 0), layer, x, carry),
+            (lambda p, x: both(p, p, x, lengths=lengths), layer, x),
         ):
-            seen = gradient_shapes(function, *arguments)
-            assert jax.tree.map(lambda leaf: leaf.dtype, seen) == jax.tree.map(
-                lambda leaf: leaf.dtype, arguments
-            )
+            assert dtypes(gradient_shapes(function, *arguments)) == dtypes(tuple(arguments))
 
 
 def test_without_jit():
