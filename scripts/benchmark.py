@@ -15,7 +15,7 @@ import shlex
 import signal
 import statistics
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -25,7 +25,7 @@ from rich.table import Table
 from bench import benchmark_page, timing
 from bench.contestants import CONTESTANTS, build, is_measured, why_absent
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime, load, save
-from bench.timing import KINDS, PRECISIONS, AnyTask, Started, on_cpu
+from bench.timing import KINDS, ONE_CORE, PRECISIONS, AnyTask, Started, on_cpu
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from jaxgru.lm import load_config
@@ -45,6 +45,9 @@ def main() -> None:
     arguments = _parse()
     configs = [_load(option, arguments) for option in arguments.configs]
     hardware.keep_freed_memory()
+    if set(arguments.what) <= set(ONE_CORE) and hasattr(os, "sched_setaffinity"):
+        # Before JAX and torch start their threads, which keep to it
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     hardware.share_cpu(math.gcd(*(config.training.batch_size for config in configs)))
     docs = Path(arguments.docs or "docs") if arguments.docs or not arguments.quick else None
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured, too
@@ -54,19 +57,17 @@ def main() -> None:
     console.print(run.hardware, run.note, sep="\n", markup=False)
     data = load(docs / "benchmarks.json") if docs else Benchmarks()
     measured = False
-    with tempfile.TemporaryDirectory() as compiled:  # torch's cache: empty, as JAX has none
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
-        try:
-            for task, precision in _tasks(configs, arguments):
-                if records := measure(task, precision, names, moment, arguments):
-                    data, measured = data.merged(moment, run, records), True
-                    if docs:
-                        docs.mkdir(parents=True, exist_ok=True)
-                        save(docs / "benchmarks.json", data)
-        finally:
-            if docs and measured:
-                benchmark_page.write(docs, data)
-                console.print(f"written to {docs / 'performance.md'}")
+    try:
+        for task, precision in _tasks(configs, arguments):
+            if records := measure(task, precision, names, moment, arguments):
+                data, measured = data.merged(moment, run, records), True
+                if docs:
+                    docs.mkdir(parents=True, exist_ok=True)
+                    save(docs / "benchmarks.json", data)
+    finally:
+        if docs and measured:
+            benchmark_page.write(docs, data)
+            console.print(f"written to {docs / 'performance.md'}")
 
 
 def _parse() -> argparse.Namespace:
@@ -74,10 +75,10 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--configs", nargs="+", metavar="CONFIG", default=CONFIGS,
         help=f"names or .toml files ({' '.join(CONFIGS)})")  # fmt: skip
-    add("--what", nargs="+", metavar="KIND", choices=KINDS, default=KINDS, help=", ".join(KINDS))
-    add("--only", nargs="+", metavar="CONTESTANT", choices=CONTESTANTS,
-        default=[name for name in CONTESTANTS if name != "torch.compile"],
-        help=f"any of {', '.join(CONTESTANTS)} (all but torch.compile)")  # fmt: skip
+    add("--what", nargs="+", metavar="KIND", choices=KINDS, default=KINDS[: -len(ONE_CORE)],
+        help=f"{', '.join(KINDS)} (all but the last three, for one core)")  # fmt: skip
+    add("--only", nargs="+", metavar="CONTESTANT", choices=CONTESTANTS, default=[*CONTESTANTS],
+        help=f"any of {', '.join(CONTESTANTS)} (all)")  # fmt: skip
     add("--precision", nargs="+", metavar="P", choices=PRECISIONS, default=["float32"],
         help="precision of matrix products: " + ", ".join(PRECISIONS))  # fmt: skip
     add("--repeats", type=int, metavar="N", help="number of rounds (default: 7, or 1 with --quick)")
@@ -91,6 +92,8 @@ def _parse() -> argparse.Namespace:
         arguments.repeats = 1 if arguments.quick else 7
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; it must be at least 1.")
+    if set(ONE_CORE) & set(arguments.what) and not set(arguments.what) <= set(ONE_CORE):
+        parser.error(f"--what {' '.join(ONE_CORE)}: they run on one core, without the others.")
     if "tf32" in arguments.precision and on_cpu():
         parser.error("--precision tf32 needs a GPU; a CPU has float32 and bfloat16.")
     return arguments
@@ -122,7 +125,7 @@ def _describe(arguments: argparse.Namespace) -> BenchmarkRun:
     packages = filter(None, ("jax", *(entry.package for entry in CONTESTANTS.values())))
     absent = {name: why_absent(name) for name in arguments.only}
     notes = [f"{name} did not take part: {why}" for name, why in absent.items() if why]
-    if not why_absent("torchref"):
+    if not why_absent("torch.nn"):
         import torch
 
         notes.append(f"torch uses {torch.get_num_threads()} threads")
@@ -143,6 +146,8 @@ def measure(
 ) -> list[ContestantTime]:
     """Build all contestants for one task, time them in turn, and print and return the result."""
     started: dict[str, Started] = {}
+    # Other programs on the same core do not count
+    clock = time.process_time if task.what in ONE_CORE and on_cpu() else time.perf_counter
     label = f"{task.name}, {task.kind}, {precision}"
     with (
         jax.default_matmul_precision(None if on_cpu() else PRECISIONS[precision]),
@@ -153,7 +158,7 @@ def measure(
             if not console.is_terminal:  # a log has no status line
                 console.print(f"{label}: {name}")
             try:
-                started[name] = timing.start(lambda name=name: build(name, task, precision))
+                started[name] = timing.start(lambda name=name: build(name, task, precision), clock)
             except Exception as error:  # of another library: the others are measured anyway
                 why = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
                 console.print(f"{label}: {name} failed: {why}", markup=False)
@@ -161,6 +166,7 @@ def measure(
             started,
             arguments.repeats,
             0 if arguments.quick else timing.MIN_SECONDS,
+            clock,
             on_round=lambda name, i: status.update(f"{label}: round {i + 1}: {name}"),
         )
     records = [

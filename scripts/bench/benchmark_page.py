@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from bench.contestants import CONTESTANTS
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime, save
+from jaxgru.errors import counted
 from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import table, write_page
 from pages.models import called
@@ -19,7 +21,8 @@ TABLES = {
     "PPO": (("ppo", "ppo_8"), "float32"),
     "language models": (("training", "forward", "sampling_1", "sampling_64"), "float32"),
     "on a GPU": (("training",), "tf32"),
-    "layers": (("layer", "layer_resets"), "float32"),
+    "layers": (("resets",), "float32"),
+    "acting": (("step_jit", "step"), "float32"),
 }
 """The page's tables of times: kinds of tasks, and precision of products."""
 
@@ -32,8 +35,10 @@ def title(record: ContestantTime) -> str:
         case "sampling":
             writing = "one text" if record.batch_size == 1 else f"{record.batch_size} texts"
             return f"writing {writing}, {model}"
-        case "layer":
-            return f"{record.config}, {size}{', resets' * bool(count)}"
+        case "layer" | "resets":
+            return f"{record.config}, {size}"
+        case "step":
+            return f"{record.config}, {counted(record.batch_size, 'row')}{', jitted' * bool(count)}"
         case "ppo":
             return f"{record.config}, {size}{f', {count} seeds at once' * bool(count)}"
         case "training":
@@ -44,14 +49,15 @@ def title(record: ContestantTime) -> str:
 def unit(kind: str) -> str:
     """Return the unit in which a kind's times are given."""
     if not kind.startswith("sampling"):
-        return "ms"
+        return "µs" if kind.startswith("step") else "ms"
     return "µs per token" if kind == "sampling_1" else "tokens/s"
 
 
 def value(record: ContestantTime, seconds: float) -> str:
     """Return seconds per call in the kind's unit, with three digits, or all before the point."""
     B, T = record.batch_size, record.num_tokens
-    per_unit = {"ms": seconds * 1e3, "µs per token": seconds / T * 1e6, "tokens/s": B * T / seconds}
+    per_unit = {"ms": seconds * 1e3, "µs": seconds * 1e6, "µs per token": seconds / T * 1e6,
+                "tokens/s": B * T / seconds}  # fmt: skip
     number = per_unit[unit(record.kind)]
     return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2}f}"
 
@@ -121,12 +127,40 @@ def side_by_side(records: Iterable[ContestantTime]) -> str:
     return table(["", *(CONTESTANTS[name].label for name in names)], lines, "lr")
 
 
+def by_size(data: Benchmarks, other: str) -> str:
+    """Return a table of another's time with a layer divided by jaxgru's: a column for each H.
+
+    An entry below 1, where jaxgru is slower, is bold.
+    """
+    records, entries = newest(data, ["layer"], "float32"), {}
+    for ours, faster in compared(records):
+        cell, H = ours.config.rsplit(", ", 1)
+        if other in faster:
+            entries.setdefault((cell, ours.batch_size), {})[H] = round(faster[other], 2)
+    if not entries:
+        return ""
+    ratios = [ratio for line in entries.values() for ratio in line.values()]
+    sizes = dict.fromkeys(H for line in entries.values() for H in line)
+    bold = lambda ratio: f"**{ratio:.2f}**" if ratio < 1 else f"{ratio:.2f}"
+    lines = ([*of, *(bold(line[H]) if H in line else "–" for H in sizes)]
+             for of, line in entries.items())  # fmt: skip
+    run = data.runs[max(record.run for record in records)]
+    return (
+        f"{run.hardware}; T = {records[0].num_tokens}; medians of {run.rounds} rounds. "
+        f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)} ratios are below 1; "
+        f"the median is {statistics.median(ratios):.2f}.\n\n"
+        + table(["cell", "rows", *sizes], lines, "lr")
+    )
+
+
 def tables(data: Benchmarks) -> dict[str, str]:
     """Return the page's tables: times, what the columns are, and when and where."""
     made = {
         name: side_by_side(newest(data, kinds, precision))
         for name, (kinds, precision) in TABLES.items()
     }
+    made["gradients"] = by_size(data, "autodiff")
+    made["torch.nn's layers"] = by_size(data, "torch.nn")
     took_part = (
         f"- **{entry.label}**: {entry.text}" for entry in CONTESTANTS.values() if entry.label
     )

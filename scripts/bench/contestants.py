@@ -12,19 +12,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgru
 from bench import layers, timing
+from bench.cells import CELLS
+from bench.layers import Layer
 from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
 from jaxgru.cells.marks import Marks
 from jaxgru.errors import UserError
@@ -37,9 +38,6 @@ from jaxgru.lm.training import init_state, train_step
 from jaxgru.parallel.sharding import ROWS, data_mesh
 from pages.markdown import ROOT
 
-ONE_DEVICE = "-one-device"
-"""The end of a contestant's name: its batch is not split."""
-
 
 def why_absent(name: str) -> str | None:
     """Return why a contestant cannot take part here; None if it can."""
@@ -49,8 +47,6 @@ def why_absent(name: str) -> str | None:
             importlib.import_module(module)
         except Exception as error:  # a broken installation may raise anything
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
-    if name.endswith(ONE_DEVICE) and jax.device_count() == 1:
-        return "there is only one device"
     if name == "wavefront" and on_cpu():
         return "it is for GPUs"
     if "torch" in needs and not on_cpu():
@@ -64,9 +60,8 @@ def why_absent(name: str) -> str | None:
 def is_measured(name: str, task: AnyTask) -> bool:
     """Return whether a contestant is measured at a task: at its kind and, if a layer, has it."""
     entry = CONTESTANTS[name]
-    if isinstance(task, LayerTask) and (task.cell not in entry.cells or task.resets > entry.resets):
-        return False
-    return task.what in entry.kinds
+    has_it = not isinstance(task, LayerTask) or task.cell in entry.cells
+    return has_it and task.what in entry.kinds
 
 
 def build(name: str, task: AnyTask, precision: str) -> Contestant:
@@ -83,21 +78,15 @@ def build(name: str, task: AnyTask, precision: str) -> Contestant:
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, PPOTask):
         return _ppo(task, entry.ppo)
-    make = entry.model if isinstance(task, Task) else entry.layer
-    return make(task, precision, entry.split)
+    if isinstance(task, LayerTask) and entry.layer:
+        return layers.contestant(task, entry.layer(task))
+    return entry.model(task, precision)
 
 
 # --- jaxgru
 
 
-def _mesh(batch_size: int, split: bool) -> Mesh:
-    """Return a mesh of all devices, or of one."""
-    return data_mesh(batch_size) if split else Mesh(np.array(jax.devices()[:1]), (ROWS,))
-
-
-def _jaxgru(
-    task: Task, precision: str, split: bool, implementation: str | None = None
-) -> Contestant:
+def _jaxgru(task: Task, precision: str, implementation: str | None = None) -> Contestant:
     """Return jaxgru; implementation: of its layers, if it is not the config's."""
     model, training, tokens = task.config.model, task.config.training, random_tokens(task)
     if implementation:
@@ -105,7 +94,7 @@ def _jaxgru(
     if precision == "bfloat16":
         training = dataclasses.replace(training, compute_dtype="bfloat16")
     if task.what == "training":
-        mesh = _mesh(training.batch_size, split)
+        mesh = data_mesh(training.batch_size)
         step = lambda state, tokens: train_step(training, state, tokens, mesh)
         state = init_state(model, training)
         return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
@@ -127,14 +116,14 @@ def _jaxgru(
     )
 
 
-def _wavefront(task: Task, precision: str, split: bool) -> Contestant:
+def _wavefront(task: Task, precision: str) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
     layers, B = params.layers, task.batch_size
     by_hand, x = [p.by_hand() for p in layers], jax.numpy.zeros((task.num_tokens, B, 1))
     carry = jaxgru.lm.initial_carry(params, B)
     if not wavefront.supports(layers, by_hand, x, carry, [Marks()] * len(layers)):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
-    return _jaxgru(task, precision, split, "wavefront")
+    return _jaxgru(task, precision, "wavefront")
 
 
 def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
@@ -165,20 +154,18 @@ class JaxModel(NamedTuple):
     zeros: Callable  # batch size → carry
 
 
-def _jax(
-    task: Task, precision: str, split: bool, make_model: Callable[[Config], JaxModel]
-) -> Contestant:
+def _jax(task: Task, precision: str, make_model: Callable[[Config], JaxModel]) -> Contestant:
     model = make_model(task.config)
     match task.what:
         case "training":
-            return _jax_training(task, model, split)
+            return _jax_training(task, model)
         case "forward":
             return _jax_forward(task, model)
     return _jax_sampling(task, model)
 
 
-def _jax_training(task: Task, model: JaxModel, split: bool) -> Contestant:
-    training, mesh = task.config.training, _mesh(task.config.training.batch_size, split)
+def _jax_training(task: Task, model: JaxModel) -> Contestant:
+    training, mesh = task.config.training, data_mesh(task.config.training.batch_size)
     optimizer = optax.chain(
         optax.clip_by_global_norm(training.max_grad_norm),
         optax.adamw(training.learning_rate, weight_decay=training.weight_decay),
@@ -297,16 +284,10 @@ def _nnx_model(config: Config) -> JaxModel:
 # --- Layers, and PyTorch
 
 
-def _layer(
-    task: LayerTask, precision: str, split: bool, make: Callable[[LayerTask], layers.Layer]
-) -> Contestant:
-    return layers.layer_contestant(task, _mesh(task.batch_size, split), make)
-
-
-def _torch(task: Task | LayerTask, precision: str, split: bool, library: str) -> Contestant:
+def _torch(task: Task | LayerTask, precision: str) -> Contestant:
     from bench import torch_peers  # its libraries may be absent
 
-    return torch_peers.contestant(library, task, precision)
+    return torch_peers.contestant(task, precision)
 
 
 # --- Reinforcement learning
@@ -332,24 +313,21 @@ class Entry(NamedTuple):
 
     text: str
     kinds: tuple[str, ...]  # what of a task
-    model: Callable[[Task, str, bool], Contestant] | None = None  # precision; split the batch?
-    layer: Callable[[LayerTask, str, bool], Contestant] | None = None
-    cells: tuple[str, ...] = ("gru, reset after", "lstm")  # its layers
-    resets: bool = True  # in layers
+    model: Callable[[Task, str], Contestant] | None = None  # of a precision
+    layer: Callable[[LayerTask], Layer] | None = None  # or the model does it
+    cells: Collection[str] = ("GRU", "LSTM")  # its layers
     ppo: str = ""  # its name in examples/recurrent_ppo.py
     needs: tuple[str, ...] = ()  # modules, besides jaxgru's own dependencies
     package: str = ""  # whose version is recorded
-    label: str = ""  # of its column in the page's tables and its bar in the figure; "": it has none
-    split: bool = True
+    label: str = ""  # of its column in the page's tables and its bar in the figure
 
 
-MODEL, ALL_CELLS = ("training", "forward", "sampling"), ("gru", "gru, reset after", "lstm")
-TORCH = "torch", "torchref"
+MODEL = "training", "forward", "sampling"
 
 CONTESTANTS = {
     "jaxgru": Entry(
         "`train_step`, `apply` and `generate`", KINDS,
-        _jaxgru, partial(_layer, make=layers.jaxgru_layer), ALL_CELLS, ppo="jaxgru",
+        _jaxgru, layers.jaxgru_layer, CELLS, ppo="jaxgru",
         label="jaxgru"),
     "wavefront": Entry(
         'jaxgru with `training.implementation = "wavefront"`: its layers in parallel, for GPUs',
@@ -357,46 +335,32 @@ CONTESTANTS = {
     "autodiff": Entry(
         'jaxgru with `training.implementation = "autodiff"`: its cell in a `lax.scan`, which JAX '
         "differentiates (not measured for writing, which takes one step at a time)",
-        ("training", "forward", "layer"), partial(_jaxgru, implementation="autodiff"),
-        partial(_layer, make=partial(layers.jaxgru_layer, implementation="autodiff")), ALL_CELLS,
+        ("training", "forward", "layer", "resets"), partial(_jaxgru, implementation="autodiff"),
+        partial(layers.jaxgru_layer, implementation="autodiff"), CELLS,
         label="lax.scan"),
     "nnx": Entry(
         "`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "applies the reset gate after the product, which is cheaper",
-        (*MODEL, "layer"), partial(_jax, make_model=_nnx_model),
-        partial(_layer, make=layers.nnx_layer), needs=("flax.nnx",),
+        (*MODEL, "resets", "step"), partial(_jax, make_model=_nnx_model),
+        layers.nnx_layer, needs=("flax.nnx",),
         package="flax", label="Flax NNX"),
     "linen": Entry(
-        "`linen.RNN`; where states are reset, its cell under `nn.scan`", ("layer", "ppo"),
-        layer=partial(_layer, make=layers.linen_layer), ppo="flax", needs=("flax.linen",),
+        "`linen.GRUCell` (`OptimizedLSTMCell`) under a scan", ("ppo", "resets", "step"),
+        layer=layers.linen_layer, ppo="flax", needs=("flax.linen",),
         package="flax", label="Flax Linen"),
     "equinox": Entry(
-        "`eqx.nn.GRUCell`, `LSTMCell` by `vmap` and `lax.scan`", ("layer",),
-        layer=partial(_layer, make=layers.equinox_layer), needs=("equinox",),
+        "`eqx.nn.GRUCell` (`LSTMCell`) by `vmap`, under a scan", ("resets", "step"),
+        layer=layers.equinox_layer, needs=("equinox",),
         package="equinox", label="Equinox"),
     "haiku": Entry(
         "`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        (*MODEL, "layer"), partial(_jax, make_model=_haiku_model),
-        partial(_layer, make=layers.haiku_layer), ("gru", "lstm"), needs=("haiku",),
+        (*MODEL, "resets"), partial(_jax, make_model=_haiku_model),
+        layers.haiku_layer, ("GRU, reset before", "LSTM"), needs=("haiku",),
         package="dm-haiku", label="dm-haiku"),
-    "torchref": Entry("the same model in plain PyTorch, with a Python loop over time",
-                      MODEL, partial(_torch, library="torchref"), needs=TORCH, package="torch"),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
         "dropout; its GRU applies the reset gate after the product",
-        (*MODEL, "layer"), partial(_torch, library="torch.nn"),
-        partial(_torch, library="torch.nn"), resets=False, needs=TORCH,
-        package="torch", label="torch.nn"),
-    "torch.compile": Entry("torchref's step, with its model under `torch.compile`: only if asked "
-                           "for with `--only`, because it compiles for minutes",
-                           MODEL, partial(_torch, library="torch.compile"), needs=TORCH,
-                           package="torch"),
+        (*MODEL, "layer"), _torch, needs=("torch", "torchref"), package="torch", label="torch.nn"),
 }  # fmt: skip
 """The contestants, in the page's order, each as it is fastest on a CPU: JAX splits the batch,
 PyTorch the products."""
-
-for _name in ("jaxgru", "haiku", "nnx", "linen", "equinox"):
-    _kinds = tuple(kind for kind in ("training", "layer") if kind in CONTESTANTS[_name].kinds)
-    CONTESTANTS[f"{_name}{ONE_DEVICE}"] = CONTESTANTS[_name]._replace(
-        text="the same, with the batch on one device", kinds=_kinds, label="", split=False
-    )

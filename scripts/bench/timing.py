@@ -9,15 +9,18 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.cells import CELLS
 from jaxgru.lm.config import Config
 
-KINDS = ("training", "forward", "sampling", "layer", "ppo")
+ONE_CORE = ("layer", "resets", "step")  # measured on one core
+KINDS = ("training", "forward", "sampling", "ppo", *ONE_CORE)
 SAMPLING = {1: 128, 64: 64, 512: 32}
 """Batch sizes for sampling, and the number of tokens per row in one call."""
 
@@ -57,20 +60,19 @@ class Task:
 
 @dataclass(frozen=True)
 class LayerTask:
-    """One layer forward and backward, x (T, B, F) → y (T, B, H); T is num_tokens."""
+    """One layer, x (T, B, H) → y (T, B, H): its gradients, with or without resets, or one step."""
 
+    what: str
     cell: str
     batch_size: int
-    num_tokens: int
-    features: int
     hidden_dim: int
-    resets: bool = False
-    what: str = "layer"
+    num_tokens: int = 64
+    jit: bool = False  # of a step
 
     @property
     def kind(self) -> str:
-        """The kind in a record."""
-        return "layer_resets" if self.resets else "layer"
+        """The kind in a record: "layer", "resets", "step", "step_jit"."""
+        return f"{self.what}_jit" if self.jit else self.what
 
     @property
     def name(self) -> str:
@@ -79,10 +81,9 @@ class LayerTask:
 
 
 LAYER_TASKS = [
-    LayerTask(cell, B, T, H, H, resets)
-    for B, T, H in ((16, 128, 128), (64, 128, 128), (64, 128, 512), (1024, 32, 128))
-    for resets in (False, True)
-    for cell in ("gru", "gru, reset after", "lstm")
+    *(LayerTask("layer", *size) for size in product(CELLS, (1, 4, 16, 64), (32, 64, 128, 256))),
+    *(LayerTask("resets", *size) for size in product([*CELLS][:3], (4, 16, 64), (64, 128))),
+    *(LayerTask("step", "GRU", *size) for size in product((1, 16), (64, 128), [1], (True, False))),
 ]
 
 
@@ -114,7 +115,8 @@ class PPOTask:
 PPO_TASKS = [PPOTask(128, B) for B in (1, 4, 16)]
 PPO_TASKS += [PPOTask(128, B, seeds=8) for B in (1, 4)]
 PPO_TASKS += [PPOTask(512, B) for B in (1, 4, 16)]  # the slowest come last
-WITHOUT_CONFIG = {"layer": LAYER_TASKS, "ppo": PPO_TASKS}
+WITHOUT_CONFIG = {what: [task for task in LAYER_TASKS if task.what == what] for what in ONE_CORE}
+WITHOUT_CONFIG["ppo"] = PPO_TASKS
 """The tasks that no config describes."""
 
 AnyTask = Task | LayerTask | PPOTask

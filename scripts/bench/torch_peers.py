@@ -1,4 +1,4 @@
-"""The contestants in PyTorch: torchref, `torch.nn` and `torch.compile`."""
+"""The contestant in PyTorch, `torch.nn`; torchref trains it and samples from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 
 import torchref
 from bench.timing import TEMPERATURE, TOP_K, Contestant, LayerTask, Task, on_cpu, random_tokens
-from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from torchref.training import loss_fn, make_optimizer
 
@@ -41,19 +40,6 @@ def _precision(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def _torchref(config: Config) -> Any:
-    m, training = config.model, config.training
-    if m.final_norm != (m.cell == "lstm") or (m.cell, m.reset_gate) == ("gru", "after"):
-        raise UserError(
-            "torchref has no such model: it needs reset_gate = before, and LayerNorm only in LSTMs."
-        )
-    cls = getattr(torchref, f"My{m.cell.upper()}Model")
-    options = {"second_bias": m.second_bias} if m.cell == "gru" else {}
-    sizes = m.vocab_size, m.embedding_dim, m.hidden_dim, m.num_layers
-    ((site, rate),) = training.dropouts.items()
-    return cls(*sizes, rate, site, **options)
-
-
 def _torch_nn(config: Config) -> Any:
     m = config.model
     layers = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN}[m.cell]
@@ -75,21 +61,14 @@ def _torch_nn(config: Config) -> Any:
     return Network()
 
 
-MODELS = {"torchref": _torchref, "torch.nn": _torch_nn, "torch.compile": _torchref}
-
-
-def contestant(library: str, task: Task | LayerTask, precision: str) -> Contestant:
-    """Return one of MODELS at a task; `torch.nn` also has layers."""
+def contestant(task: Task | LayerTask, precision: str) -> Contestant:
+    """Return a model or a layer at a task."""
     if isinstance(task, LayerTask):
         return _layer(task, precision)
-    module = MODELS[library](task.config).to(device()).train(task.what == "training")
-    model = module
-    if library == "torch.compile":
-        torch.compiler.reset()  # or it compiles for any size after it has seen others
-        model = torch.compile(module)
+    model = _torch_nn(task.config).to(device()).train(task.what == "training")
     tokens = torch.as_tensor(np.array(random_tokens(task), np.int64), device=device())
     make = {"training": _training, "forward": _forward, "sampling": _sampling}
-    call = make[task.what](task, module, model, tokens)
+    call = make[task.what](task, model, tokens)
 
     def run(calls: int) -> Any:
         with _precision(precision):
@@ -102,26 +81,25 @@ def contestant(library: str, task: Task | LayerTask, precision: str) -> Contesta
 
 
 def _layer(task: LayerTask, precision: str) -> Contestant:
-    cell = nn.LSTM if task.cell == "lstm" else nn.GRU
-    x = torch.randn(task.num_tokens, task.batch_size, task.features)
-    module = cell(task.features, task.hidden_dim).to(device())
+    cell = nn.LSTM if task.cell == "LSTM" else nn.GRU
+    x = torch.randn(task.num_tokens, task.batch_size, task.hidden_dim)
+    module = cell(task.hidden_dim, task.hidden_dim).to(device())
     x = x.to(device()).requires_grad_()
-    weights = torch.randn(*x.shape[:2], task.hidden_dim, device=device())
     inputs = [*module.parameters(), x]
 
     def run(calls: int) -> None:
         with _precision(precision):
             for _ in range(calls):
-                torch.autograd.grad(torch.vdot(module(x)[0].flatten(), weights.flatten()), inputs)
+                torch.autograd.grad(module(x)[0].square().sum(), inputs)
             _synchronize()
 
     return Contestant(run)
 
 
-def _training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+def _training(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
     """Return torchref's step, but without waiting for the loss, as the others do not."""
     t = task.config.training
-    optimizer, _ = make_optimizer(module, t.learning_rate, t.epochs, t.weight_decay)
+    optimizer, _ = make_optimizer(model, t.learning_rate, t.epochs, t.weight_decay)
     steps = torch.arange(t.sequence_length + 1, device=tokens.device)
 
     def call() -> Any:
@@ -131,14 +109,14 @@ def _training(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], 
         loss = loss_fn(model, crops[:, :-1], crops[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), t.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), t.max_grad_norm)
         optimizer.step()
         return loss.detach()
 
     return call
 
 
-def _forward(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+def _forward(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
     def call() -> Any:
         with torch.inference_mode():
             return model(tokens)[0]
@@ -146,7 +124,7 @@ def _forward(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], A
     return call
 
 
-def _sampling(task: Task, module: Any, model: Any, tokens: Any) -> Callable[[], Any]:
+def _sampling(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
     return lambda: torchref.generate(
         model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
     )

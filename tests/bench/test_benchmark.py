@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -16,8 +17,9 @@ from conftest import slow
 from msgspec.structs import replace as changed
 
 import benchmark
-from bench import benchmark_page, layers, records
+from bench import benchmark_page, layers, records, timing
 from bench import contestants as peers
+from bench.cells import CELLS
 from bench.contestants import CONTESTANTS
 from bench.records import BenchmarkRun, Benchmarks, ContestantTime
 from bench.timing import Contestant, LayerTask, PPOTask, Started, Task, measure, start
@@ -121,10 +123,10 @@ class TestPage:
         Its columns are who was measured in turn with jaxgru, and has a label.
         """
         now = [record("jaxgru", 0.002), record("nnx", 0.003), record("haiku", 1, kind="forward"),
-               record("torchref", 0.1), record("nnx-one-device", 0.1),
-               record("jaxgru", 0.1, kind="sampling_1"), record("jaxgru", 0.1, kind="layer_resets"),
-               record("equinox", 0.2, kind="layer_resets"), record("jaxgru", 2.0, kind="ppo_8"),
-               record("linen", 3.0, kind="ppo_8")]  # fmt: skip
+               record("jaxgru", 0.1, kind="sampling_1"), record("jaxgru", 0.1, kind="resets"),
+               record("equinox", 0.2, kind="resets"), record("jaxgru", 2.0, kind="ppo_8"),
+               record("linen", 3.0, kind="ppo_8"), record("jaxgru", 5e-5, kind="step_jit"),
+               record("linen", 4e-5, kind="step_jit")]  # fmt: skip
         apart = record("haiku", 0.004, EARLIER)  # on the same machine, but not in turn
         data = Benchmarks().merged(EARLIER, about(), [apart]).merged(NOW, about(), now)
         old = [record("jaxgru", 0.1, OLD), record("jaxgru", 0.1, OLD, precision="tf32")]
@@ -140,26 +142,43 @@ class TestPage:
             "|  | jaxgru |", "| --- | ---: |",
             "| training step, tiny, 4 × 6 | 100 ms |",
             "|  | jaxgru | Equinox |", "| --- | ---: | ---: |",
-            "| tiny, 4 × 6, resets | 100 ms | 2.00× |",
+            "| tiny, 4 × 6 | 100 ms | 2.00× |",
+            "|  | jaxgru | Flax Linen |", "| --- | ---: | ---: |",
+            "| tiny, 4 rows, jitted | 50.0 µs | 0.80× |",
         ]  # fmt: skip
         assert "- 2026-02-03 04:05, a machine: 3 rounds, with jax 0.1; torch uses 2" in page
         figure = (tmp_path / "figures" / "speed.svg").read_text()
         assert ">1 (2 ms)</text>" in figure and ">1.50</text>" in figure  # times, jaxgru's is 1
 
+    def test_by_size(self):
+        """A ratio below 1 is bold; a size that was not measured has a dash."""
+        ratios = {("LSTM, H 32", 1): 2.0, ("LSTM, H 64", 1): 0.5, ("LSTM, H 64", 4): 1.0}
+        made = []
+        for (config, rows), ratio in ratios.items():
+            of_task = {"kind": "layer", "config": config, "batch_size": rows}
+            made += [record("jaxgru", 1.0, **of_task), record("autodiff", ratio, **of_task)]
+        data = Benchmarks().merged(NOW, about(), made)
+        assert benchmark_page.by_size(data, "autodiff").splitlines() == [
+            "a machine; T = 6; medians of 3 rounds. 1 of 3 ratios are below 1; the median is 1.00.",
+            "", "| cell | rows | H 32 | H 64 |", "| --- | ---: | ---: | ---: |",
+            "| LSTM | 1 | 2.00 | **0.50** |", "| LSTM | 4 | – | 1.00 |",
+        ]  # fmt: skip
+        assert benchmark_page.by_size(data, "torch.nn") == ""
+
 
 MODELS = [
-    pytest.param(name, marks=() if name in ("jaxgru", "torchref") else pytest.mark.slow)
+    pytest.param(name, marks=() if name in ("jaxgru", "torch.nn") else pytest.mark.slow)
     for name, entry in CONTESTANTS.items()
-    if entry.model and name not in ("wavefront", "torch.compile")
+    if entry.model and name != "wavefront"
 ]
-LAYERS = [name for name, entry in CONTESTANTS.items() if entry.layer and entry.split]
+LAYERS = [name for name, entry in CONTESTANTS.items() if "resets" in entry.kinds]
 
 
 class TestContestants:
     @pytest.mark.parametrize("name", MODELS)
     def test_trains(self, name):
         """From about log V; the tokens being random, there is nothing more to be learnt."""
-        assert peers.why_absent(name) in (None, "there is only one device")
+        assert peers.why_absent(name) is None
         torch.manual_seed(0)  # of batches and dropout
         contestant = peers.build(name, Task(TINY, "training", 4, 6), "float32")
         first = float(contestant.run(1))
@@ -167,7 +186,7 @@ class TestContestants:
         assert np.log(11) / 2 < first < 2 * np.log(11)
         assert last < first + 0.1
 
-    @pytest.mark.parametrize("name", ["torchref", "torch.nn", "haiku", "nnx"])
+    @pytest.mark.parametrize("name", ["torch.nn", "haiku", "nnx"])
     def test_other_cells(self, name):
         config = replace(TINY, model=ModelConfig("lstm", 11, 5, 9, 2, final_norm=True))
         logits = peers.build(name, Task(config, "forward", 4, 6), "float32").run(1)
@@ -191,7 +210,7 @@ class TestContestants:
     @pytest.mark.parametrize("name", ["jaxgru", *slow("haiku", "linen", "nnx", "equinox")])
     def test_layers_with_resets(self, name):
         """After a reset, outputs are those of a sequence that begins there."""
-        task = LayerTask("gru" if name == "haiku" else "gru, reset after", 2, 5, 3, 4, resets=True)
+        task = LayerTask("resets", "GRU, reset before" if name == "haiku" else "GRU", 2, 3, 5)
         layer = getattr(layers, f"{name}_layer")(task)
         x = jax.random.normal(jax.random.key(0), (5, 2, 3))
         reset = jnp.zeros((5, 2), bool).at[2].set(True)
@@ -201,23 +220,37 @@ class TestContestants:
         without = layer.apply(layer.params, x, jnp.zeros((5, 2), bool))
         assert np.abs(without[2:] - expected).max() > 1e-3
 
-    @pytest.mark.parametrize("name", LAYERS)
-    @pytest.mark.parametrize("resets", [False, *slow(True)])
-    def test_layers(self, name, resets):
-        """The gradient of x has its shape; who lacks a cell or resets says so."""
-        task = LayerTask("lstm", 2, 5, 3, 4, resets)
-        if name == "torch.nn" and resets:
-            with pytest.raises(UserError, match=r"torch\.nn has no such layer"):
-                peers.build(name, task, "float32")
-            return
-        result = peers.build(name, task, "float32").run(1)
+    @pytest.mark.parametrize(
+        "name, what, cell",
+        [("jaxgru", "layer", cell) for cell in CELLS]
+        + [("torch.nn", "layer", "LSTM"), *slow(*((name, "resets", "LSTM") for name in LAYERS))],
+    )
+    def test_layers(self, name, what, cell):
+        """The gradient of x has its shape."""
+        result = peers.build(name, LayerTask(what, cell, 2, 4, 5), "float32").run(1)
         if name != "torch.nn":
-            loss, _, of_x = result
-            assert np.isfinite(loss) and of_x.shape == (5, 2, 3) and np.abs(of_x).min() > 0
-        lacks = {"haiku": "gru, reset after", "jaxgru": None, "autodiff": None}.get(name, "gru")
-        cells = [cell for cell in ("gru", "gru, reset after", "lstm")
-                 if not peers.is_measured(name, LayerTask(cell, 2, 5, 3, 4))]  # fmt: skip
-        assert cells == ([lacks] if lacks else [])
+            _, of_x = result
+            assert of_x.shape == (5, 2, 4) and np.abs(of_x).min() > 0
+
+    def test_who_has_which_layer(self):
+        tasks = [task for task in timing.LAYER_TASKS if task.hidden_dim == 64]
+        measured = {n: {(t.what, t.cell) for t in tasks if peers.is_measured(n, t)} for n in LAYERS}
+        gru, before, lstm = (("resets", cell) for cell in ("GRU", "GRU, reset before", "LSTM"))
+        assert measured["haiku"] == {before, lstm}
+        assert measured["linen"] == measured["equinox"] == {gru, lstm, ("step", "GRU")}
+        assert measured["jaxgru"] - measured["autodiff"] == {("step", "GRU")}
+        assert len(measured["autodiff"]) == len(CELLS) + 3
+
+    @pytest.mark.parametrize("name", ["jaxgru", *slow("linen", "nnx", "equinox")])
+    @pytest.mark.parametrize("jit", [True, False])
+    def test_one_step_is_the_layer_s_first(self, name, jit):
+        task = LayerTask("step", "GRU", 2, 4, 1, jit)
+        layer = getattr(layers, f"{name}_layer")(task)
+        carry, y = peers.build(name, task, "float32").run(1)
+        x = np.random.default_rng(0).normal(size=(1, 2, 4)).astype("f4")
+        expected = layer.apply(layer.params, x, jnp.zeros((1, 2), bool))[0]
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(carry, expected, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("seeds", [1, 2])
@@ -231,7 +264,7 @@ class TestContestants:
 
     def test_samplers_give_tokens(self):
         task = Task(TINY, "sampling", 3, 4)
-        shapes = {"torchref": (3, 4), "torch.nn": (3, 4), "haiku": (4, 3, 1), "nnx": (4, 3, 1)}
+        shapes = {"torch.nn": (3, 4), "haiku": (4, 3, 1), "nnx": (4, 3, 1)}
         for name, shape in shapes.items():
             result = peers.build(name, task, "float32").run(1)
             tokens = np.asarray(result[0] if "torch" in name else result)
@@ -248,10 +281,9 @@ class TestContestants:
         [
             ("wavefront", Task(TINY, "forward", 4, 6), "float32", "cannot run at once over 6"),
             ("haiku", Task(TINY, "forward", 4, 6), "bfloat16", "in float32 only"),
-            ("nnx", LayerTask("lstm", 2, 5, 3, 4), "bfloat16", "in float32 only"),
+            ("nnx", LayerTask("resets", "LSTM", 2, 4, 5), "bfloat16", "in float32 only"),
             ("autodiff", Task(TINY, "sampling", 4, 6), "float32", "no such sampling"),
-            ("torchref", Task(replace(TINY, model=replace(TINY.model, second_bias=False,
-             reset_gate="after")), "forward", 4, 6), "float32", "torchref has no such model"),
+            ("torch.nn", LayerTask("resets", "LSTM", 2, 4, 5), "float32", "no such resets"),
         ],
     )  # fmt: skip
     def test_who_cannot_says_so(self, name, task, precision, says):
@@ -272,6 +304,7 @@ class TestScript:
             ("--what resting", "argument --what: invalid choice: 'resting'"),
             ("--precision tf32", "--precision tf32 needs a GPU; a CPU has float32 and"),
             ("--repeats 0", "--repeats is 0; it must be at least 1"),
+            ("--what ppo step", "--what layer resets step: they run on one core, without the"),
         ],
     )
     def test_a_mistake_is_one_sentence(self, script, monkeypatch, options, says):
@@ -285,7 +318,8 @@ class TestScript:
         """Runs main with contestants that take no time, in tmp_path; build: another one."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        self.cores = []
+        monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: self.cores.append(cores))
         monkeypatch.setattr(jax.config, "update", lambda name, value: None)
         monkeypatch.setattr(benchmark.signal, "signal", lambda number, handler: None)
         monkeypatch.setattr(benchmark.gc, "collect", lambda: None)
@@ -330,6 +364,13 @@ class TestScript:
             ("bfloat16", "astra_beta"), ("bfloat16", "astra_alpha"),
             ("float32", "astra_beta"), ("float32", "astra_alpha"),
         ]  # fmt: skip
+
+    def test_layers_are_measured_on_one_core(self, fake, tmp_path):
+        fake("--what", "step", "--only", "jaxgru", "nnx", "--docs", "here")
+        assert [len(cores) for cores in self.cores] == [1]
+        assert len(self.kept(tmp_path / "here", "kind", "contestant")) == 2 * 8
+        fake("--what", "forward", "--only", "jaxgru")
+        assert len(self.cores) == 1
 
     def test_quick_writes_nothing_unless_told_where(self, fake, tmp_path):
         fake("--configs", "astra_alpha", "--what", "forward", "--only", "jaxgru")
