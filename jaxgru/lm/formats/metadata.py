@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import tomli_w
 
+from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import counted
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
@@ -47,11 +48,7 @@ def pack(
     config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
     """
     tensors = checked(where, flatten(params), flatten(like := _like(config)))
-    # what is not in the tensors, such as an RNN's activation, is in the config alone
-    static = lambda layer: jax.tree.structure(layer).node_data()[1]
-    for i, (layer, wanted) in enumerate(zip(params.layers, like.layers, strict=True)):
-        if static(layer) != static(wanted):
-            raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
+    check_options(where, params, like)
     data = saved_bytes(tokenizer)
     check_size(where, tokenizer, config.model)
     # There is only one text of that name
@@ -106,6 +103,16 @@ def check_size(where: str, tokenizer: Tokenizer, model: ModelConfig) -> None:
     have, want = (counted(of.vocab_size, "token") for of in (tokenizer, model))
     if have != want:
         raise InteropError(f"{where}: the tokenizer has {have}, but the model has {want}.")
+
+
+def check_options(where: str, params: Params, like: Params) -> None:
+    """Raise InteropError if a layer has other options than the config, which tensors do not tell.
+
+    For example an RNN's activation. `params` and `like` have the same tensors.
+    """
+    for i, (layer, wanted) in enumerate(zip(params.layers, like.layers, strict=True)):
+        if options_of(layer) != options_of(wanted):
+            raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
 
 
 def _like(config: Config) -> Params:

@@ -30,7 +30,7 @@ from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import check_size, checked
+from jaxgru.lm.formats.metadata import check_options, check_size, checked
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
 
@@ -163,6 +163,7 @@ def save_pth(
         if name.endswith(".c")
     }
     tensors = checked(where, second_biases | flatten(params), leaves)
+    check_options(where, params, like)
     torch = import_torch()
     state_dict = {
         name: torch.from_numpy(np.array(tensor, order="C"))

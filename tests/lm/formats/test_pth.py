@@ -171,6 +171,9 @@ class TestWriting:
         half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
         with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
             save_pth(path, half, Config("x", model))
+        clipped = params.replace(layers=tuple(p.replace(clip=1.0) for p in params.layers))
+        with pytest.raises(InteropError, match=r"layer 0 .*, clip=1.0\); the config says"):
+            save_pth(path, clipped, Config("x", model))
 
 
 def _set_tensor(name, value):
