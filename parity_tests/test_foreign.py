@@ -55,7 +55,7 @@ class Case:
         self.weights = of_output, jax.tree.map(lambda _: draw(), self.carry)
         self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
 
-    def objective(self, *results: Any) -> jax.Array:
+    def objective(self, *results: Any) -> Any:
         """Return the linear function of (output, carries), for implementations in JAX."""
         terms = jax.tree.map(jnp.vdot, self.weights, results)
         return sum(jax.tree.leaves(terms))

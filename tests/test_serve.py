@@ -36,7 +36,7 @@ def served(model):
             with open_(urllib.request.Request(address, data, headers), timeout=60) as answer:
                 return answer.read().decode(), answer.headers["State"]
 
-        ask.handler = server.RequestHandlerClass
+        ask.handler = server.RequestHandlerClass  # pyright: ignore[reportFunctionMemberAccess]
         try:
             yield ask
         finally:

@@ -30,8 +30,8 @@ class BruteForce:
     In units, an `end` is the first or the last token of a k-gram, or not in it.
     """
 
-    def __init__(self, text: np.ndarray, vocab_size: int, order: int, end: int = -1) -> None:
-        text = tuple(text.tolist())
+    def __init__(self, array: np.ndarray, vocab_size: int, order: int, end: int = -1) -> None:
+        text = tuple(array.tolist())
         self.V, self.n = vocab_size, order
         self.c: dict[tuple[int, ...], int] = Counter()
         for k in range(1, order + 1):

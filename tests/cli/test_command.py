@@ -201,5 +201,5 @@ def test_without_the_extras(tmp_path, tiny_run):
 
 def test_an_import_of_our_own_that_fails_is_no_missing_package():
     with pytest.raises(ModuleNotFoundError) as raised, needs("train"):
-        import jaxgru.nothing  # noqa: F401  pyright: ignore[reportMissingImports]
+        import jaxgru.nothing  # noqa: F401  # pyright: ignore[reportMissingImports]
     assert not isinstance(raised.value, MissingPackage)

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -85,7 +86,7 @@ KINDS = INIT | {
 BY_HAND = ["gru", "gru, reset after", "gru, blocks", "lstm", "lstm, norm", "lstm, projected", "rnn"]
 
 
-def options_of(number):
+def options_of(number) -> dict[str, Any]:
     """The options of a sample."""
     r = random.Random(number)
     maybe = lambda value: r.choice([None, value])

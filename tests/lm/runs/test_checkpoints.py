@@ -77,7 +77,7 @@ def make_run(root, model=MODELS["gru"], recipe=RECIPE):
 
 def assert_same(a, b):
     """Structure, dtypes and bits, also of PRNG keys."""
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    is_key = lambda x: jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
     bits = lambda x: jax.random.key_data(x) if is_key(x) else x
     chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 

@@ -76,7 +76,7 @@ def arrays(tree):
     """A copy on the host, which donation cannot take away; a key as its numbers."""
 
     def numbers(x):
-        is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        is_key = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
         return np.array(jax.random.key_data(x) if is_key else x)
 
     return [numbers(x) for x in jax.tree.leaves(tree)]
