@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import startup  # noqa: F401
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Iterable
@@ -18,13 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxgru import lm
-from jaxgru.analysis import state_cost
+from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.lm.config import field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.evaluation import recovery
 from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.runs.folders import RunError, load_info
@@ -98,15 +98,14 @@ def measure(run: Path, best: int) -> dict[str, Any]:
     params, config, tokenizer = lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
     like_nanogpt = config.name in NANOGPT
-    record = state_cost.measure(
-        params, tokenizer, dataset, config.training.sequence_length, random_batches=like_nanogpt
-    ).to_dict()
-    record["recovery"] = [float(f"{nats:.5g}") for nats in recovery(params, dataset.validation)]
+    subject = measures.Subject(params, dataset, config.training.sequence_length)
+    asked = ["recovery", *["random_batches"] * like_nanogpt]
+    record = measures.measure(subject, asked).to_dict()
     for name, texts in sample(params, tokenizer).items():
         record["text"][name] |= texts
     if like_nanogpt:
-        params, *_ = lm.load(run, "best")
-        of_best = state_cost.evaluate_random_batches(params, dataset.validation).to_dict()
+        subject = dataclasses.replace(subject, params=lm.load(run, "best")[0])
+        of_best = measures.random_batch_loss(subject).to_dict()
         record["random_batches"]["best"] = of_best | {"epoch": best}
     made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
     return record | made | {"commits": load_info(run).commits}
@@ -115,9 +114,9 @@ def measure(run: Path, best: int) -> dict[str, Any]:
 def sample(params: lm.Params, tokenizer: Tokenizer) -> dict[str, dict[str, str]]:
     """Return two texts for each treatment of the state, as `StudyText` has them."""
     prompt, made = jnp.asarray(tokenizer.encode(PROMPT))[None], {}
-    kinds = {"greedy": (200, 0), "sampled": (300, state_cost.TEMPERATURE)}
-    for name, treatment in state_cost.TREATMENTS.items():
-        texts = {kind: state_cost.texts_of(params, prompt, *options, *treatment)[0]
+    kinds = {"greedy": (200, 0), "sampled": (300, measures.TEMPERATURE)}
+    for name, treatment in measures.TREATMENTS.items():
+        texts = {kind: measures.texts_of(params, prompt, *options, *treatment)[0]
                  for kind, options in kinds.items()}  # fmt: skip
         made[name] = {kind: PROMPT + tokenizer.decode(text) for kind, text in texts.items()}
     return made

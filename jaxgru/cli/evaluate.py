@@ -5,20 +5,20 @@ Without --text, the text is the validation split of what the model was trained o
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
 import itertools
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
-from jaxgru.analysis import state_cost
+from jaxgru.analysis import measures
+from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subject, measure
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, check_printable, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
@@ -28,10 +28,8 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
-from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
-from jaxgru.lm.evaluation import in_units, perplexity, stream_nll
+from jaxgru.lm.evaluation import in_units, score_lines
 from jaxgru.lm.model import Params
-from jaxgru.lm.scoring import evaluate, score_lines
 
 with needs("train"):
     from rich.console import Console
@@ -72,17 +70,9 @@ def make_parser() -> Parser:
         help="score each line of --text alone, from its first token on: a table of number, nats, "
         "tokens, nats per token and text, on standard output if there is no --output",
     )
-    add(
-        "--dynamic",
-        action="store_true",
-        help="also evaluate weights that keep learning as they read (Krause et al. 2018), with "
-        "settings chosen on the end of the training text; takes minutes",
-    )
-    add(
-        "--random-batches",
-        action="store_true",
-        help="also evaluate 200 random batches of 64 windows of 256 tokens, like nanoGPT",
-    )
+    for name, row in MEASURES.items():
+        if row.help:
+            add(f"--{name.replace('_', '-')}", action="store_true", help=row.help)
     return parser
 
 
@@ -93,43 +83,36 @@ def main() -> None:
     check(parser, arguments)
     load = _trained if arguments.ngram is None else _counted
     model, config, tokenizer, text = load(arguments)
-    output, console = arguments.output, Console(highlight=False)
+    place, console = text.source.removeprefix("the file "), Console(highlight=False)
     name = config.data.corpus if isinstance(model, NGram) else config.name
-    place = text.source.removeprefix("the file ")
-    if isinstance(text, Dataset):  # whose validation split is evaluated
-        tokens, size, end = text.validation, text.num_characters, text.end
-        if arguments.text is not None and not config.data.validation:
-            name += f" on the validation split of {place}"
-    elif arguments.lines:
-        print_lines(model, tokenizer, text, config.data.unit, output)
-        return
-    else:
-        tokens, size, end = _encoded(tokenizer, text, config.data.unit)
+    if isinstance(text, Corpus):
         name += f" on all of {place}"
-    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
-    if isinstance(model, Params) and isinstance(text, Dataset):
-        _print_state_cost(console, name, model, config, text, pieces, arguments)
-        nats = stream_nll(model, tokens, end) if output is not None else ()
+        try:
+            if arguments.lines:
+                print_lines(model, tokenizer, text, config.data.unit, arguments.output)
+                return
+            text = _whole(tokenizer, text, config.data.unit)
+        except TokenizerError as error:
+            says = f"the model cannot be evaluated on {text.source}: {error}"
+            raise TokenizerError(says) from error
+    elif arguments.text is not None and not config.data.validation:
+        name += f" on the validation split of {place}"
+    if isinstance(model, NGram):
+        nats = model.token_nll(text.validation)
+        losses = [(f"order {model.order}", float(nats.mean()))]
+        tables = [losses_table("n-gram model", losses, name, len(nats), text.num_characters)]
     else:
-        if isinstance(model, Params):
-            what, window = "state reset to zero", config.training.sequence_length
-            with console.status("measuring"):
-                batches = None
-                if arguments.random_batches:  # first, because the text can be too short for them
-                    batches = state_cost.evaluate_random_batches(model, tokens, end)
-                scores = evaluate(model, tokens, size, window, end)
-            nats, curve = scores["stream"].nats, [(1, scores["stateless"].loss)]
-            windows = scores["windows"].loss
-            rows = _losses(curve, scores["stream"].loss, end, windows, window, batches)
-        else:
-            nats, what = model.token_nll(tokens), "n-gram model"
-            rows = [(f"order {model.order}", float(nats.mean()))]
-        console.print(_in_units(name, what, rows, len(nats), size, losses=True))
-        _print_unknown(console, tokenizer, pieces)
-    if output is not None:
-        tokens = enumerate(zip(pieces, map(_rounded, nats), strict=True), 1)
-        rows = ((position, *token) for position, token in tokens)
-        write_table(output, ["position", "token", "nats"], rows)
+        subject = Subject(model, text, config.training.sequence_length)
+        asked = [name for name, row in MEASURES.items() if row.help and getattr(arguments, name)]
+        with console.status("measuring") as status:
+            record = measure(subject, asked, lambda name: status.update(f"measuring {name}"))
+        nats, tables = subject.nats, tables_of(name, subject, record)
+    console.print(*tables, sep="\n")
+    pieces = [tokenizer.pieces[token] for token in text.validation[1:]]
+    _print_unknown(console, tokenizer, pieces)
+    if arguments.output is not None:
+        rows = zip(itertools.count(1), pieces, map(_rounded, nats), strict=False)
+        write_table(arguments.output, ["position", "token", "nats"], rows)
 
 
 def check(parser: Parser, arguments: Namespace) -> None:
@@ -174,9 +157,12 @@ def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | 
             "the model does not record the SHA-256 of the text that it was trained on, "
             f"{config.data.corpus}; give a text with --text."
         )
-    given = {"corpus": arguments.text, "validation": arguments.validation}
-    moved = {name: place for name, place in given.items() if place is not None}
-    own = dataclasses.replace(config, data=dataclasses.replace(config.data, **moved))
+    data = dataclasses.replace(
+        config.data,
+        corpus=arguments.text or config.data.corpus,
+        validation=arguments.validation or config.data.validation,
+    )
+    own = dataclasses.replace(config, data=data)
     dataset = load_dataset(own, tokenizer, sha256, ("--text", "--validation"))[1]
     return params, config, tokenizer, dataset
 
@@ -195,23 +181,14 @@ def _another_text(arguments: Namespace, tokenizer: Tokenizer, sha256: str) -> Co
     return load_corpus(place, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
 
 
-@contextlib.contextmanager
-def _naming(text: Corpus) -> Iterator[None]:
-    try:
-        yield
-    except TokenizerError as error:
-        raise TokenizerError(f"the model cannot be evaluated on {text.source}: {error}") from error
-
-
-def _encoded(
-    tokenizer: Tokenizer, text: Corpus, unit: str
-) -> tuple[Int[np.ndarray, "N"], int, int | None]:
-    """Return what a dataset has of its validation split: tokens, characters, end-of-unit token."""
-    with _naming(text):
-        if unit:
-            units = encode_units(tokenizer, split_units(text.text, unit), unit)
-            return *units, end_token(tokenizer, unit)
-        return *encode_text(tokenizer, text.text), None
+def _whole(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
+    """Return a text, all of it for validation."""
+    if unit:
+        tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
+    else:
+        tokens, size = encode_text(tokenizer, text.text)
+    end, train = end_token(tokenizer, unit), np.empty(0, np.int32)
+    return Dataset(train, tokens, tokenizer, text.source, size, text.sha256, end)
 
 
 def print_lines(
@@ -224,13 +201,12 @@ def print_lines(
     pieces: list[str] = []
     lines, total = split_units(text.text, "line"), 0.0
     nll: Any = NGram.token_nll if isinstance(model, NGram) else None
-    with _naming(text):
-        for scores in score_lines(model, tokenizer, lines, nll, unit):
-            nats, count = float(scores.nats.sum()), scores.num_tokens
-            mean = _rounded(nats / count) if count else ""
-            rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
-            pieces += scores.pieces
-            total += nats
+    for scores in score_lines(model, tokenizer, lines, nll, unit):
+        nats, count = float(scores.nats.sum()), scores.num_tokens
+        mean = _rounded(nats / count) if count else ""
+        rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
+        pieces += scores.pieces
+        total += nats
     write_table(output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
     if output is not None:
         print(f"{counted(len(rows), 'line')} of {text.source}: {counted(len(pieces), 'token')}, "
@@ -261,107 +237,78 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
         console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
 
 
-def _print_state_cost(
-    console: Console, name: str, params: Params, config: Config, dataset: Dataset,
-    pieces: list[str], arguments: Namespace,
-) -> None:  # fmt: skip
-    """Print every measure of a model on the validation split of its own text."""
-    tokenizer, window = dataset.tokenizer, config.training.sequence_length
-    batches = arguments.random_batches
-    with console.status("measuring") as status:
-        record = state_cost.measure(params, tokenizer, dataset, window, status.update, batches)
+def tables_of(name: str, subject: Subject, record: Measurements) -> list[Table | str]:
+    """Return the table of losses, a line for each other number, and the tables of the rest."""
+    numbers: list[tuple[str, str, float]] = []  # unit, title, number
+    for field, row in MEASURES.items():
+        value = getattr(record, field)
+        if row.unit and value is not None:
+            points = value if isinstance(value, list) else [(0, getattr(value, "mean", value))]
+            title = partial(row.title.format, s=subject, v=value)
+            numbers += [(row.unit, title(k=k), number) for k, number in points if k != 1]
+    losses = [(title, number) for unit, title, number in numbers if unit == "nats/token"]
     sizes = record.num_tokens, record.num_characters
-    rows = _losses(
-        record.memory_curve, record.stream, dataset.end, record.windows, window,
-        record.random_batches,
-    )  # fmt: skip
-    rows.append(("sensitivity: every token minus never", record.sensitivity))
-    console.print(_in_units(name, "state reset to zero", rows, *sizes))
-    _print_unknown(console, tokenizer, pieces)
-    if record.text:
-        console.print(_text(record.text))
-    if arguments.dynamic:
-        with console.status("choosing the settings of dynamic evaluation"):
-            chosen = choose_dynamic(params, dataset.train[-CHOSEN_ON:])
-            loss = float(dynamic_nll(params, dataset.validation, chosen).mean())
-        rates = f"η {chosen.learning_rate:g}, λ {chosen.decay:g}, every {chosen.every}"
-        rows = [("fixed", record.stream), (f"learning: {rates}", loss)]
-        console.print(_in_units(name, "weights, one stream", rows, *sizes))
-    if record.chain:
-        console.print(_markov_chain(record.chain))
-
-
-def _losses(
-    curve: Iterable[tuple[int, float]], stream: float, end: int | None, windows: float, window: int,
-    batches: state_cost.MeanLoss | None,
-) -> list[tuple[str, float]]:  # fmt: skip
-    """Return the title and the nats per token of each treatment of the state."""
-    every = lambda n: "every token" if n == 1 else f"every {n:,} tokens"
-    rows = [
-        *((every(n), loss) for n, loss in curve),
-        ("never: one stream" if end is None else "only where a unit begins", stream),
-        (f"windows of {window}, as in training", windows),
+    return [
+        losses_table("state reset to zero", losses, name, *sizes),
+        *(f"{title}: {x:.4f} {unit}" for unit, title, x in numbers if unit != "nats/token"),
+        *([text_table(record.text)] if record.text else []),
+        *([chain_table(record.chain)] if record.chain else []),
     ]
-    if batches is not None:
-        what = f"200 random batches of 64 windows of {state_cost.RANDOM_WINDOW}"
-        rows.append((f"{what} (± {batches.standard_error:.4f} nats/token)", batches.mean))
-    return rows
 
 
-def _in_units(
-    name: str,
-    what: str,
-    rows: list[tuple[str, float]],
-    num_tokens: int,
-    num_characters: int,
-    losses: bool = False,
+def losses_table(
+    what: str, losses: Iterable[tuple[str, float]], name: str, num_tokens: int, num_characters: int
 ) -> Table:
-    """Return a table of (title, nats per token), also per character and, of losses, as perplexity.
+    """Return a table of (title, nats per token), also as perplexity and per character.
 
     Where each token is a character, nats per token are left out.
     """
-    shown = num_tokens != num_characters, losses, True, True
-    names = "nats/token", "perplexity", "nats/char", "bits/char"
-    units = "nats: −ln p of the next token, on average; bits: −log₂ p; less is better"
-    table = Table(
-        what,
-        *(Column(unit, justify="right") for unit in itertools.compress(names, shown)),
-        title=f"{escape(printable(name))}: {counted(num_tokens, 'token')}, "
-        f"{counted(num_characters, 'character')}",
-        caption=units + "; perplexity: e to the nats per token" * losses,
-        caption_justify="left",
+    heads, rows = [what], []
+    for title, nats in losses:
+        units = in_units(nats, num_tokens, num_characters)
+        if num_tokens == num_characters:
+            del units["nats_per_token"]
+        heads[1:] = [unit.replace("_per_", "/").removesuffix("acter") for unit in units]
+        rows.append([title, *(f"{number:.4f}" for number in units.values())])
+    return _table(
+        f"{name}: {counted(num_tokens, 'token')}, {counted(num_characters, 'character')}",
+        heads,
+        rows,
+        "nats: −ln p of the next token, on average; bits: −log₂ p; perplexity: e to the nats per "
+        "token; less is better",
     )
-    for row, nats in rows:
-        _, _, *per_character = in_units(nats, num_tokens, num_characters).values()
-        values = nats, perplexity(nats), *per_character
-        table.add_row(row, *(f"{value:.4f}" for value in itertools.compress(values, shown)))
-    return table
 
 
-def _text(texts: Mapping[str, state_cost.Text]) -> Table:
-    table = Table(
-        "",
-        *(Column(name, justify="right") for name in texts),
-        title=f"text from {state_cost.NUM_PROMPTS} prompts: greedy for loops, else temperature "
-        f"{state_cost.TEMPERATURE}, top-k {state_cost.TOP_K}",
-        caption="last token only: the model has read one token of the prompt, as in the study",
-        caption_justify="left",
+def text_table(texts: Mapping[str, measures.Text]) -> Table:
+    """Return the table of what a model writes with its state and without it."""
+    rows = []
+    for field, title in TEXT_MEASURES.items():
+        values = [getattr(text, field) for text in texts.values()]
+        rows.append([title, *("–" if value is None else f"{value:.4g}" for value in values)])
+    return _table(
+        f"text from {measures.NUM_PROMPTS} prompts: greedy for loops, else temperature "
+        f"{measures.TEMPERATURE}, top-k {measures.TOP_K}",
+        ["", *texts],
+        rows,
+        "last token only: the model has read one token of the prompt, as in the study",
     )
-    for measure, title in state_cost.TEXT_MEASURES.items():
-        cells = [getattr(text, measure) for text in texts.values()]
-        table.add_row(title, *("–" if value is None else f"{value:.4g}" for value in cells))
-    return table
 
 
-def _markov_chain(chain: state_cost.Chain) -> Table:
-    table = Table(
-        "greedy text ends in",
-        Column("period", justify="right"),
-        Column("share of tokens that lead there", justify="right"),
-        title=f"reset at every token, a Markov chain: {chain.kl_to_bigram:.4f} nats per token from "
-        "the corpus's bigram counts",
+def chain_table(chain: measures.Chain) -> Table:
+    """Return the table of the cycles that greedy text without a state ends in."""
+    return _table(
+        f"reset at every token, a Markov chain: {chain.kl_to_bigram:.4f} nats per token from the "
+        "corpus's bigram counts",
+        ["greedy text ends in", "period", "share of tokens that lead there"],
+        [[repr(c.text), str(c.period), f"{c.basin:.0%}"] for c in chain.cycles],
     )
-    for cycle in chain.cycles:
-        # as Text, because in a plain str Rich takes "[/b]" for markup
-        table.add_row(Text(repr(cycle.text)), str(cycle.period), f"{cycle.basin:.0%}")
+
+
+def _table(title: str, heads: list[str], rows: list[list[str]], caption: str = "") -> Table:
+    """Return a table of a column of words, then of numbers."""
+    columns = [heads[0], *(Column(head, justify="right") for head in heads[1:])]
+    table = Table(*columns, title=escape(printable(title)), caption=caption)
+    table.caption_justify = "left"
+    for row in rows:
+        table.add_row(*map(Text, row))  # in plain strings, Rich takes "[/b]" for markup
     return table

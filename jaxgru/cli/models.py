@@ -7,7 +7,7 @@ import jax
 from jaxgru.cli.options import Parser
 from jaxgru.lm.config import about, config_names, load_config
 from jaxgru.lm.model import init, num_params
-from jaxgru.lm.pretrained import measured_losses, pretrained_names
+from jaxgru.lm.pretrained import measured_losses
 
 ROW = "{:<13}{:>10}{:>7}{:>7}  {}".format
 
@@ -21,14 +21,13 @@ def main() -> None:
     """Print a line per config, and what the columns say."""
     make_parser().parse_args()
     print(ROW("model", "parameters", "loss", "reset", "what it is for"))
-    trained = pretrained_names()
+    trained = measured_losses()
     for name in config_names():
         model = load_config(name).model
         sizes = jax.eval_shape(lambda model=model: init(jax.random.key(0), model))
         losses = "–", "–"
         if name in trained:
-            _, kept, stateless = measured_losses(name)
-            losses = f"{kept:.2f}", f"{stateless:.2f}"
+            losses = tuple(f"{trained[name][measure]:.2f}" for measure in ("stream", "stateless"))
         print(ROW(name, f"{num_params(sizes):,}", *losses, about(name)))
     print(
         "\nloss: nats per character on the validation text, with the state never reset;\n"

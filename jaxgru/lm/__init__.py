@@ -10,15 +10,15 @@ The state of a model, `carry`, is an argument and a result.
 
 from jaxgru.lm.beam_search import beam_search
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
+from jaxgru.lm.evaluation import Scores, score, score_lines
 from jaxgru.lm.generation import stream_text
 from jaxgru.lm.load import load, save
 from jaxgru.lm.model import Params, apply, init, initial_carry, num_params, step
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.sampling import generate
-from jaxgru.lm.scoring import Scores, evaluate, score, score_lines
 
 __all__ = [
     "Config", "ModelConfig", "Params", "Scores", "apply", "beam_search", "config_names",
-    "evaluate", "generate", "init", "initial_carry", "load", "load_config", "num_params",
+    "generate", "init", "initial_carry", "load", "load_config", "num_params",
     "pretrained_names", "save", "score", "score_lines", "step", "stream_text",
 ]  # fmt: skip

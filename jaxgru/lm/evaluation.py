@@ -1,33 +1,42 @@
-"""Negative log-likelihood of a text, with the state kept in windows, in one stream, or not at all.
+"""How likely a text is, with the state kept in windows, in one stream, or not at all.
 
 Functions whose names end in `_nll` return nats for each prediction. NumPy averages them in float64,
-so rounding errors do not grow with the text.
+so rounding errors do not grow with the text. `end` is everywhere what it is for `window_nll`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import exp, log, nan
+from math import exp, inf, log, nan
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.base import AnyArray
-from jaxgru.errors import UserError, check_whole, counted
+from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.lm.arguments import as_sequence
-from jaxgru.lm.data.batching import as_text, power_of_two, random_crops, unit_starts, windows
-from jaxgru.lm.data.tokenizers import Chunk
-from jaxgru.lm.model import Params, apply, initial_carry, on_device, token_nll
+from jaxgru.lm.data.batching import as_text, power_of_two, unit_starts, windows
+from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
+from jaxgru.lm.data.units import encode_text, end_token
+from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
+LINES_AT_ONCE = 4096  # lines that are read and sorted by length before any is computed
 SHORTEST = 16  # tokens to which lines are padded; longer ones to a power of two
-RESETS = tuple(2**i for i in range(11))  # tokens between resets, of the memory curve: 1, 2, … 1024
+
+Model = TypeVar("Model")
+NLL: TypeAlias = Callable[[Model, Int[np.ndarray, "N"]], Float[np.ndarray, "N-1"]]
+"""Computes the nats of each prediction in a text, as `stream_nll` does."""
 
 
 def window_nll(
@@ -59,25 +68,11 @@ def window_nll(
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
     params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
-        nll = _nll(one_copy(params, mesh), *batches, end=end)
+        nll = batches_nll(one_copy(params, mesh), *batches, end=end)
     else:
         more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
         batches = (shard(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
         nll = _nll_on_mesh(mesh, params, *batches, end=end)
-    return np.asarray(nll, np.float64).ravel()[:n]
-
-
-def stream_nll(
-    params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
-) -> Float[np.ndarray, "N-1"]:
-    """Compute the nats of each prediction over one stream: the state is never reset.
-
-    Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
-    """
-    tokens = as_text(tokens, len(params.embedding))
-    n = len(tokens) - 1
-    pieces = windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1)
-    nll = _stream_nll(on_device(params), *pieces, end=end)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -92,14 +87,27 @@ def window_loss(
     return float(window_nll(params, tokens, window, mesh, end).mean())
 
 
+def stream_nll(
+    params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
+) -> Float[np.ndarray, "N-1"]:
+    """Compute the nats of each prediction over one stream: the state is never reset.
+
+    Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
+    """
+    tokens = as_text(tokens, len(params.embedding))
+    n = len(tokens) - 1
+    pieces = windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1)
+    nll = batches_nll(on_device(params), *pieces, end=end, keep=True)
+    return np.asarray(nll, np.float64).ravel()[:n]
+
+
 def lines_nll(
     params: Params, lines: Sequence[Chunk], end: int | None = None
 ) -> list[Float[np.ndarray, "_"]]:
     """Compute the nats of each prediction in each line, from zero state; a line may be empty.
 
     The longest lines make the first batch. All batches of a length have the same number of rows,
-    so one program computes them. `end` is as for `window_nll`. Raises UserError if a token is
-    outside the vocabulary.
+    so one program computes them. Raises UserError if a token is outside the vocabulary.
     """
     as_sequence("tokens", np.concatenate(lines), len(params.embedding))
     params, nats = on_device(params), [np.empty(0)] * len(lines)
@@ -116,100 +124,15 @@ def lines_nll(
         padded = np.zeros((1, rows, T + 1), np.int32)
         for row, i in enumerate(batch):
             padded[0, row, : len(lines[i])] = lines[i]
-        (nll,) = np.asarray(_nll(params, padded[..., :-1], padded[..., 1:], end=end), np.float64)
+        nll = batches_nll(params, padded[..., :-1], padded[..., 1:], end=end)
+        (nll,) = np.asarray(nll, np.float64)
         for row, i in enumerate(batch):
             nats[i] = nll[row, : lengths[i]]
     return nats
 
 
-def random_batch_losses(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    window: int,
-    key: PRNGKeyArray,
-    num_batches: int = 200,
-    batch_size: int = 64,
-    end: int | None = None,
-) -> Float[np.ndarray, "M"]:
-    """Compute the mean nats per token of each of M random batches; windows start from zero state.
-
-    nanoGPT evaluates on 200 batches of 64 windows of 256 tokens (`estimate_loss`). Its loss is the
-    mean of these; the standard error is their standard deviation / √M. `end` is as for
-    `window_nll`.
-
-    Raises what `window_nll` raises, and UserError if the text is too short for a window, or
-    `num_batches` or `batch_size` is below 1.
-    """
-    tokens = as_text(tokens, len(params.embedding))
-    window, num_batches = check_whole("window", window), check_whole("num_batches", num_batches)
-    batch_size = check_whole("batch_size", batch_size)
-    if len(tokens) < window + 2:
-        raise UserError(
-            f"the text has {counted(len(tokens), 'token')}, but windows of {window} need "
-            f"{window + 2}."
-        )
-    keys = jax.random.split(key, num_batches)
-    nll = _random_nll(on_device(params), jnp.asarray(tokens), keys, batch_size, window, end)
-    return np.asarray(nll, float)
-
-
-def memory_curve(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    resets: Sequence[int] = RESETS,
-    end: int | None = None,
-) -> dict[int, float]:
-    """Return the mean nats per token for each number of tokens between two resets to zero.
-
-    1 is stateless; the mean of `stream_nll` is the limit. `end` is as for `window_nll`.
-    """
-    resets = [check_whole("an entry of resets", every) for every in resets]
-    return {every: window_loss(params, tokens, every, end=end) for every in resets}
-
-
-def recovery(
-    params: Params,
-    tokens: Int[AnyArray, "N"],
-    length: int = 256,
-    stride: int = 64,
-    stream: Float[np.ndarray, "N-1"] | None = None,
-    end: int | None = None,
-) -> Float[np.ndarray, "M"]:
-    """Compute the cost of a reset, in nats, at the 1st, 2nd, … `length`-th prediction after it.
-
-    The cost is the mean excess over `stream_nll` on the same tokens, so their difficulty cancels.
-    The mean is over resets `stride` tokens apart. M is `length`, or N − 1 if the text is shorter.
-
-    Args:
-      stream: `stream_nll` of these parameters and tokens, if it has been computed already.
-      end: as for `window_nll`.
-    """
-    tokens = as_text(tokens, len(params.embedding))
-    length, stride = check_whole("length", length), check_whole("stride", stride)
-    n = len(tokens) - 1
-    if stream is None:
-        stream = stream_nll(params, tokens, end)
-    length = min(length, n)
-    at = np.arange(0, n - length + 1, stride)[:, None] + np.arange(length)
-    batch_size = min(len(at), max(1, TOKENS_AT_ONCE // length))
-    padded = np.pad(at, ((0, -len(at) % batch_size), (0, 0)), mode="edge")
-    padded = padded.reshape(-1, batch_size, length)
-    inputs, targets = np.asarray(tokens)[padded], np.asarray(tokens)[padded + 1]
-    nll = _nll(on_device(params), inputs, targets, end=end)
-    nll = np.asarray(nll, np.float64).reshape(-1, length)
-    return (nll[: len(at)] - stream[at]).mean(axis=0)
-
-
-def perplexity(nats_per_token: float) -> float:
-    """Return exp(nats_per_token), or infinity where a float cannot hold it."""
-    try:
-        return exp(nats_per_token)
-    except OverflowError:
-        return float("inf")
-
-
 def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
-    """Convert a loss to nats and bits per token and per character.
+    """Convert a loss to nats per token, perplexity, and nats and bits per character.
 
     It may also be a difference of losses. Losses per character of the same text can be compared
     between tokenizers; they are NaN where there is no character.
@@ -217,26 +140,151 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
     nats_per_character = nats_per_token * num_tokens / num_characters if num_characters else nan
     return {
         "nats_per_token": nats_per_token,
-        "bits_per_token": nats_per_token / log(2),
+        "perplexity": inf if nats_per_token > 709 else exp(nats_per_token),
         "nats_per_character": nats_per_character,
         "bits_per_character": nats_per_character / log(2),
     }
 
 
-@partial(jax.jit, static_argnames="end")
-def _nll(
+@dataclass(frozen=True)
+class Scores:
+    """The losses of a text's tokens but the first, which the model only reads.
+
+    Attributes:
+      nats: −log p of each, given all before it.
+      num_characters: the length of the text that these tokens stand for.
+      pieces: each token as the vocabulary spells it (SentencePiece writes a space as "▁").
+    """
+
+    nats: Float[np.ndarray, "N"]
+    num_characters: int
+    pieces: list[str]
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of predictions."""
+        return len(self.nats)
+
+    @property
+    def loss(self) -> float:
+        """The mean, nats per token; NaN where there are none."""
+        return float(self.nats.mean()) if self.num_tokens else nan
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss): a uniform guess among that many tokens has the same loss."""
+        return in_units(self.loss, self.num_tokens, self.num_characters)["perplexity"]
+
+    @property
+    def bits_per_character(self) -> float:
+        """The sum of the losses in bits, per character: comparable between tokenizers."""
+        return in_units(self.loss, self.num_tokens, self.num_characters)["bits_per_character"]
+
+
+def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = stream_nll) -> Scores:
+    """Compute how likely each token of a text is, given all before it.
+
+    Args:
+      model: the parameters, or whatever `nll` takes in their place.
+      text: at least two tokens.
+      nll: computes the nats of each prediction from the model and the tokens. The default reads the
+        text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
+
+    Raises UserError if the text is of fewer than two tokens or cannot be encoded.
+    """
+    tokens, num_characters = encode_text(tokenizer, text)
+    return _scores(tokenizer, tokens, num_characters, nll(model, tokens))
+
+
+def score_lines(
+    model: Model,
+    tokenizer: Tokenizer,
+    lines: Iterable[str],
+    nll: NLL[Model] | None = None,
+    unit: str = "",
+) -> Iterator[Scores]:
+    """Yield how likely each token of each line is, its first one included, given those before it.
+
+    Every line is a text of its own: the state is zero, the model reads a newline, and the line's
+    tokens are scored. This is `score` of "\\n" + line, up to rounding. Where the tokenizer has no
+    newline, it is `score` of the line: its first token is only read. A newline at a line's end is
+    scored as its other tokens are: `text.splitlines(keepends=True)` has them, `text.splitlines()`
+    does not.
+
+        names = ["Rosalind", "Orlando", "Xqzzk"]
+        scores = lm.score_lines(params, tokenizer, names)
+        ranked = sorted(zip((s.nats.sum() for s in scores), names))
+
+    Lines are read 4,096 at a time and computed in batches of similar lengths, padded to powers of
+    two, so few programs are compiled.
+
+    Args:
+      lines: a list, or an iterator such as a large file's. An empty line has no tokens; the mean of
+        its losses is NaN.
+      nll: as for `score`, called for each line. None: the model is the parameters, and lines are
+        computed in batches.
+      unit: `data.unit` of the model's config. The end-of-unit token is then read in place of the
+        newline, and the line as in training: a separator in it ends a unit, where the state is
+        reset, and the line ends of Windows are newlines.
+
+    Raises:
+      UserError: `lines` is one string, which `text.splitlines()` cuts, or a line is no string.
+      TokenizerError: a line cannot be encoded. Lines before its group are scored first.
+    """
+    if isinstance(lines, str):
+        raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
+    start = ""
+    if not unit:
+        with contextlib.suppress(TokenizerError):
+            end_token(tokenizer, "line")  # there is one
+            start = "\n"
+    numbered = enumerate(lines, 1)
+    while group := list(itertools.islice(numbered, LINES_AT_ONCE)):
+        encoded = [_encode_line(tokenizer, start, *line, unit) for line in group]
+        tokens, sizes = zip(*encoded, strict=True)
+        if nll is None:
+            nats = lines_nll(cast(Params, model), tokens, end_token(tokenizer, unit))
+        else:
+            nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
+        yield from map(partial(_scores, tokenizer), tokens, sizes, nats)
+
+
+def _encode_line(
+    tokenizer: Tokenizer, start: str, number: int, line: str, unit: str
+) -> tuple[Tokens, int]:
+    """Return what `encode_text` returns. Raises errors that name the line by its number."""
+    if not isinstance(line, str):
+        raise UserError(f"line {number} is {shown(line)}; it must be a string.")
+    try:
+        return encode_text(tokenizer, start + line, unit)
+    except UserError as error:
+        raise TokenizerError(f"line {number} cannot be encoded: {error}") from error
+
+
+def _scores(
+    tokenizer: Tokenizer, tokens: Tokens, num_characters: int, nats: Float[np.ndarray, "_"]
+) -> Scores:
+    """Return the scores of a text's tokens but the first."""
+    return Scores(nats, num_characters, [tokenizer.pieces[token] for token in tokens[1:]])
+
+
+@partial(jax.jit, static_argnames=("end", "keep"))
+def batches_nll(
     params: Params,
     inputs: Int[Array, "M B T"],
     targets: Int[Array, "M B T"],
     end: int | None = None,
+    keep: bool = False,
 ) -> Float[Array, "M B T"]:
-    """Compute each batch in turn, every row from zero state."""
+    """Compute each batch in turn; `keep`: from the state after the batch before, not from zeros."""
 
-    def batch_nll(batch: tuple[Array, Array]) -> Array:
+    def batch_nll(carry: ModelCarry | None, batch: tuple[Array, Array]) -> tuple[Any, Array]:
         inputs, targets = batch
-        return token_nll(apply(params, inputs, reset=unit_starts(inputs, end))[0], targets)
+        logits, after = apply(params, inputs, carry, reset=unit_starts(inputs, end))
+        return after if keep else None, token_nll(logits, targets)
 
-    return jax.lax.map(batch_nll, (inputs, targets))
+    start = initial_carry(params, inputs.shape[1]) if keep else None
+    return jax.lax.scan(batch_nll, start, (inputs, targets))[1]
 
 
 @partial(jax.jit, static_argnames=("mesh", "end"))
@@ -247,44 +295,10 @@ def _nll_on_mesh(
     targets: Int[Array, "M B T"],
     end: int | None = None,
 ) -> Float[Array, "M B T"]:
-    """Compute `_nll`, with an equal share of the batches on each device; gather the results."""
+    """Compute `batches_nll`, an equal share of the batches on each device; gather the results."""
 
-    share = lambda *given: jax.lax.all_gather(_nll(*given, end=end), ROWS, tiled=True)
+    share = lambda *given: jax.lax.all_gather(batches_nll(*given, end=end), ROWS, tiled=True)
     run = jax.shard_map(
         share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
     )
     return run(params, inputs, targets)
-
-
-@partial(jax.jit, static_argnames=("batch_size", "window", "end"))
-def _random_nll(
-    params: Params,
-    tokens: Int[Array, "N"],
-    keys: Key[Array, "M"],
-    batch_size: int,
-    window: int,
-    end: int | None,
-) -> Float[Array, "M"]:
-    def batch_loss(key: PRNGKeyArray) -> Array:
-        inputs, targets = random_crops(key, tokens, batch_size, window)
-        logits, _ = apply(params, inputs, reset=unit_starts(inputs, end))
-        return token_nll(logits, targets).mean()
-
-    return jax.lax.map(batch_loss, keys)
-
-
-@partial(jax.jit, static_argnames="end")
-def _stream_nll(
-    params: Params,
-    inputs: Int[Array, "M 1 T"],
-    targets: Int[Array, "M 1 T"],
-    end: int | None = None,
-) -> Float[Array, "M 1 T"]:
-    """Compute each piece in turn, from the state after the one before it."""
-
-    def piece_nll(carry, piece):
-        inputs, targets = piece
-        logits, carry = apply(params, inputs, carry, reset=unit_starts(inputs, end))
-        return carry, token_nll(logits, targets)
-
-    return jax.lax.scan(piece_nll, initial_carry(params, 1), (inputs, targets))[1]

@@ -1,20 +1,25 @@
-"""Copy a finished run's model to jaxgru/lm/pretrained/, with a card that says how it was made."""
+"""Copy a finished run's model to jaxgru/lm/pretrained/, with a card that says how it was made.
+
+losses.json, beside it, keeps the losses of all of them for `jaxgru models`.
+"""
 
 from __future__ import annotations
 
 import startup  # noqa: F401
 
 import datetime
+import json
 from pathlib import Path
 
+from jaxgru.analysis.measures import Subject
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.lm import Scores, evaluate, load, num_params
+from jaxgru.lm import load, num_params
 from jaxgru.lm.config import Config
-from jaxgru.lm.data.dataset import load_dataset
+from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
-from jaxgru.lm.pretrained import FOLDER
+from jaxgru.lm.pretrained import FOLDER, measured_losses
 from jaxgru.lm.runs.folders import RunError, find_run, load_info
 from pages.markdown import table
 from pages.records import describe_hardware, is_finished
@@ -40,20 +45,29 @@ def main() -> None:
     if 4 * num_params(params) > MAX_BYTES:
         raise RunError(f"{config.name} is larger than {MAX_BYTES:,} bytes, a release's limit.")
     _, dataset = load_dataset(config, tokenizer, load_info(run).text_sha256)
-    window = config.training.sequence_length
-    losses = evaluate(params, dataset.validation, dataset.num_characters, window)
+    subject = Subject(params, dataset, config.training.sequence_length)
+    nats = {"windows": subject.loss(subject.window), "stream": subject.stream,
+            "stateless": subject.loss(1)}  # fmt: skip
+    sizes = len(subject.nats), dataset.num_characters
+    losses = {name: in_units(loss, *sizes) for name, loss in nats.items()}
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer, dataset.sha256)
-    text = card(config, dataset.sha256, num_params(params), losses, epochs, load_info(run).commits)
+    commits = load_info(run).commits
+    text = card(config, dataset, num_params(params), losses, epochs, commits)
     write_text(target.with_suffix(".md"), text)
+    path = arguments.folder / "losses.json"
+    models = measured_losses(arguments.folder) if path.exists() else {}
+    models[config.name] = {name: round(units["nats_per_character"], 4)
+                           for name, units in losses.items()}  # fmt: skip
+    write_text(path, json.dumps(dict(sorted(models.items())), indent=1) + "\n")
     print(f"{config.name} written to {target}")
 
 
 def card(
     config: Config,
-    text_sha256: str,
+    dataset: Dataset,
     count: int,
-    losses: dict[str, Scores],
+    losses: dict[str, dict[str, float]],
     epochs: list[Epoch],
     commits: list[str],
 ) -> str:
@@ -65,9 +79,7 @@ def card(
         "state reset before every token": losses["stateless"],
     }
     units = "nats_per_token", "nats_per_character", "bits_per_character"
-    sizes = losses["stream"].num_tokens, losses["stream"].num_characters
-    rows = [[name, *(f"{in_units(scores.loss, *sizes)[unit]:.4f}" for unit in units)]
-            for name, scores in names.items()]  # fmt: skip
+    rows = [[name, *(f"{loss[unit]:.4f}" for unit in units)] for name, loss in names.items()]
     training, data = config.training, config.data
     initial = f" --init {training.init}" if training.init else ""
     chosen = best if training.patience else epochs[-1]
@@ -85,11 +97,13 @@ def card(
 - weights of epoch {chosen.epoch} of {len(epochs)}; training loss there {chosen.train_loss:.4f} \
 nats per token{dropout}
 - seed: {training.seed}
-{by}- data: {data.corpus}, SHA-256 `{text_sha256}`, its first {1 - data.validation_fraction:.0%} \
+{by}- data: {data.corpus}, SHA-256 `{dataset.sha256}`, its first \
+{1 - data.validation_fraction:.0%} \
 (the vocabulary: all of it); no other text
 - measured on {datetime.date.today()}, on {describe_hardware()}
 
-On the whole validation split ({sizes[0]:,} tokens, {sizes[1]:,} characters):
+On the whole validation split ({len(dataset.validation) - 1:,} tokens, \
+{dataset.num_characters:,} characters):
 
 {table(head, rows)}"""
 

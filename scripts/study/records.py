@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jaxgru.analysis.state_cost import Chain, MeanLoss, StateCost, Text
+from jaxgru.analysis.measures import MeanLoss, Measurements, Reset, Text
 from jaxgru.errors import UserError
 from jaxgru.lm.config import config_dir
 from jaxgru.lm.evaluation import in_units
@@ -39,11 +39,11 @@ class StudyText(Text, frozen=True):
     sampled: str | None = None
 
 
-class RunMeasures(StateCost, frozen=True, kw_only=True):
-    """A run's study.json: the cost of resetting its state, and how it was measured."""
+class RunMeasures(Measurements, frozen=True, kw_only=True):
+    """A run's study.json: what was measured of it, and how."""
 
+    memory_curve: Annotated[list[tuple[Reset, Number]], Meta(min_length=1)]
     recovery: Annotated[list[Number], Meta(min_length=1)]
-    chain: Chain | None
     text: Mapping[str, StudyText]
     random_batches: RandomBatches | None = None
     date: str

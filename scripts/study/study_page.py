@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxgru.analysis.measures import MEASURES
 from pages.markdown import table
 from pages.records import grouped
 from study.figures import (
@@ -25,6 +26,9 @@ DRAWN_MEMORY = "astra_alpha", "elman_alpha", "astra_gamma"  # with more, the lin
 DRAWN_RECOVERY = "astra_alpha", "astra_gamma"
 WITHOUT_STATE = "bengio_mlp"  # its "reset" hides the characters before: another cost
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
+
+COLUMNS = {name: measure.column for name, measure in MEASURES.items() if measure.column}
+"""Of the table over seeds: the measures that have a column there, and what they are called."""
 
 Row = list[Any]
 
@@ -50,7 +54,7 @@ class Page:
                  "reset before every token", "cost", "minutes"],
                 map(self.in_short, self.first.values()), "lr"),
             "seeds": table(
-                ["run", "seeds", "training loss", "windows", "kept", "cost", "full again after"],
+                ["run", "seeds", "training loss", *COLUMNS.values(), "full again after"],
                 map(self.over_seeds, self.groups)),
             "memory": table(
                 ["model", *(f"k = {k}" for k in every), "never"],
@@ -112,14 +116,9 @@ class Page:
     def over_seeds(self, title: str) -> Row:
         """Return the losses of a config and its changes over seeds, in nats per token."""
         runs = self.groups[title]
-        measures: list[Callable[[Run], float]] = [
-            lambda run: run.epochs[-1].train_loss,
-            lambda run: run.measured.windows,
-            lambda run: run.measured.stream,
-            lambda run: run.measured.sensitivity,
-        ]
+        measures = [[getattr(run.measured, name) for run in runs] for name in COLUMNS]
         return [runs[0].called, len(runs),
-                *(mean_and_range([of(run) for run in runs]) for of in measures),
+                *map(mean_and_range, [[run.epochs[-1].train_loss for run in runs], *measures]),
                 ", ".join(str(first_below(run.measured.recovery)) for run in runs)]  # fmt: skip
 
     def memory(self, run: Run) -> Row:
@@ -171,8 +170,10 @@ def first_below(excess: Sequence[float]) -> int | str:
     return last if last < len(excess) else f"more than {len(excess)}"
 
 
-def mean_and_range(values: Sequence[float]) -> str:
-    """Format the mean and the range of values."""
+def mean_and_range(values: Sequence[Any]) -> str:
+    """Format the mean and the range of values; None: a run was measured before there was one."""
+    if None in values:
+        return "–"
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{statistics.mean(values):.3f} ({min(values):.3f} … {max(values):.3f})"

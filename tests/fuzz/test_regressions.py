@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxgru.analysis.state_cost import Chain, Cycle
+from jaxgru.analysis.measures import Chain, Cycle
 from jaxgru.cli import evaluate
 from jaxgru.errors import UserError
 from jaxgru.lm.config import ConfigError, from_dict, load_config
@@ -50,5 +50,5 @@ def test_a_prompt_that_is_not_utf8():
 def test_a_cycle_that_looks_like_markup():
     """Of a text with tags, `jaxgru evaluate`'s greedy cycles are such: Rich raised MarkupError."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))
-    console.print(evaluate._markov_chain(Chain(0.1, [Cycle("[/b]", 4, 1.0)])))
+    console.print(evaluate.chain_table(Chain(0.1, [Cycle("[/b]", 4, 1.0)])))
     assert "'[/b]'" in console.export_text()

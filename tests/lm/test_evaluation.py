@@ -17,22 +17,17 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.errors import UserError
-from jaxgru.lm import dynamic, evaluate, evaluation
+from jaxgru.lm import dynamic, evaluation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
 from jaxgru.lm.evaluation import (
     in_units,
-    memory_curve,
-    perplexity,
-    random_batch_losses,
-    recovery,
     stream_nll,
     window_loss,
     window_nll,
 )
 from jaxgru.lm.model import token_nll
 
-KEY = jax.random.key(0)
 V = 7
 MODEL = ModelConfig("gru", V, 3, 5, num_layers=2, second_bias=True, reset_gate="before")
 N = 59  # 58 predictions
@@ -118,75 +113,6 @@ class TestUnits:
         for nll in found:
             np.testing.assert_allclose(nll, expected, rtol=2e-5)
 
-    def test_in_every_measure(self, params, tokens):
-        """A text of one unit, written eight times: each measure is that of the unit alone."""
-        unit = np.array([2, 5, 0, 1, 6])
-        text, losses = (
-            np.append(np.tile(unit, 8), 2),
-            numpy_gru_losses(params, np.append(unit, 2), N),
-        )
-        assert stream_loss(params, text, 2) == pytest.approx(losses.mean(), rel=1e-5)
-        assert memory_curve(params, text, [10], 2)[10] == pytest.approx(losses.mean(), rel=1e-5)
-        assert random_batch_losses(params, text, 39, KEY, 1, 1, 2) == pytest.approx(
-            [(8 * losses.sum() - losses[-1]) / 39], rel=1e-5
-        )
-        np.testing.assert_allclose(recovery(params, text, 7, 5, end=2), 0, atol=1e-5)
-        scores = evaluate(params, text, 40, window=10, end=2)
-        assert scores["windows"].loss == pytest.approx(losses.mean(), rel=1e-5)
-        assert scores["stream"].loss == pytest.approx(losses.mean(), rel=1e-5)
-
-
-class TestRandomBatches:
-    """As nanoGPT evaluates."""
-
-    def test_a_batch_is_the_mean_of_its_windows(self, params):
-        """A text with room for one crop alone: every batch is that crop, from the zero state."""
-        tokens = np.arange(10) % 5
-        losses = random_batch_losses(params, tokens, 8, jax.random.key(0), 50, 1)
-        expected = numpy_gru_losses(params, tokens[:9], 8).mean()
-        np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        assert losses.shape == (50,)
-
-    def test_many_batches_come_near_the_mean_over_all_windows(self, params, tokens):
-        starts = range(len(tokens) - 4 - 1)
-        every = [numpy_gru_losses(params, tokens[i : i + 5], 4).mean() for i in starts]
-        losses = random_batch_losses(params, tokens, 4, jax.random.key(1), 400, 8)
-        error = np.std(every) / np.sqrt(400 * 8)
-        assert abs(losses.mean() - np.mean(every)) < 4 * error
-        assert np.std(losses) == pytest.approx(np.std(every) / np.sqrt(8), rel=0.2)
-
-
-class TestMemory:
-    def test_curve(self, params, tokens):
-        curve = memory_curve(params, tokens, resets=(1, 3, 200))
-        expected = {k: numpy_gru_losses(params, tokens, k).mean() for k in (1, 3, 200)}
-        assert curve == pytest.approx(expected, rel=1e-5)
-
-    @pytest.mark.parametrize("at_once", [8192, 20])
-    def test_recovery(self, params, tokens, at_once, monkeypatch):
-        """Resets at 0, 7, …, 49 (the last with 9 predictions left), 9 predictions after each."""
-        monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", at_once)
-        stream = numpy_gru_losses(params, tokens, N)
-        excess = [
-            numpy_gru_losses(params, tokens[s : s + 10], N) - stream[s : s + 9]
-            for s in range(0, 50, 7)
-        ]
-        expected = np.mean(excess, axis=0)
-        np.testing.assert_allclose(recovery(params, tokens, 9, 7), expected, atol=2e-6)
-        assert abs(expected[0]) > 1e-3 and len(expected) == 9
-
-    def test_recovery_is_over_once_a_short_memory_is_full(self, tokens):
-        """An MLP of 3 tokens has forgotten a reset after 2 of them, exactly."""
-        model = ModelConfig("mlp", V, 3, 5, 1, context_length=3)
-        mlp = random_params(model)
-        excess = recovery(mlp, tokens, 6, 5)
-        assert np.abs(excess[:2]).min() > 1e-3
-        np.testing.assert_allclose(excess[2:], 0, atol=1e-6)
-
-    def test_a_text_shorter_than_the_length(self, params, tokens):
-        """One reset fits, the beginning of the text, where the stream begins, too."""
-        np.testing.assert_allclose(recovery(params, tokens, 256, 64), np.zeros(N - 1), atol=1e-6)
-
 
 @pytest.mark.parametrize(
     "cell, loss",
@@ -208,17 +134,15 @@ def test_long_texts_lose_no_precision():
     )
 
 
-class TestConversions:
-    def test_units(self):
-        """1 bit a token, and 3 tokens for every 8 characters."""
-        seen = in_units(math.log(2), num_tokens=300, num_characters=800)
-        expected = [0.693147180559945, 1.0, 0.259930192709979, 0.375]
-        names = ["nats_per_token", "bits_per_token", "nats_per_character", "bits_per_character"]
-        assert seen == pytest.approx(dict(zip(names, expected, strict=True)), rel=1e-12)
-
-    def test_a_perplexity_no_float_can_hold(self):
-        assert perplexity(710.0) == math.inf and perplexity(0.0) == 1
-        assert math.isnan(perplexity(math.nan)) and perplexity(709.7) == math.exp(709.7)
+def test_units():
+    """1 bit a token, and 3 tokens for every 8 characters; a perplexity that no float can hold."""
+    seen = in_units(math.log(2), num_tokens=300, num_characters=800)
+    expected = [0.693147180559945, 2.0, 0.259930192709979, 0.375]
+    names = ["nats_per_token", "perplexity", "nats_per_character", "bits_per_character"]
+    assert seen == pytest.approx(dict(zip(names, expected, strict=True)), rel=1e-12)
+    perplexity = lambda nats: in_units(nats, 1, 1)["perplexity"]
+    assert perplexity(710.0) == math.inf and perplexity(708.9) == math.exp(708.9)
+    assert math.isnan(perplexity(math.nan))
 
 
 class TestChosenDynamic:
@@ -244,7 +168,7 @@ class TestRefusals:
         with unchecked(), pytest.raises(UserError, match="not this model's"):
             dynamic_nll(params, tokens, Dynamic(smaller, 1e-3))
 
-    @pytest.mark.parametrize("loss", [stream_loss, memory_curve, recovery, dynamic_loss])
+    @pytest.mark.parametrize("loss", [stream_loss, dynamic_loss])
     @pytest.mark.parametrize(
         "tokens, says",
         [
@@ -265,13 +189,6 @@ class TestRefusals:
     @pytest.mark.parametrize("call, says", [
         (lambda *text: window_loss(*text, 0), "window is 0; it must be a whole number from 1"),
         (lambda *text: window_loss(*text, True), "window is True"),
-        (lambda *text: memory_curve(*text, (1, -5)), "an entry of resets is -5"),
-        (lambda *text: recovery(*text, 0), "length is 0"),
-        (lambda *text: recovery(*text, stride=0), "stride is 0"),
-        (lambda *text: random_batch_losses(*text, -3, KEY), "window is -3"),
-        (lambda *text: random_batch_losses(*text, 4, KEY, 0), "num_batches is 0"),
-        (lambda *text: random_batch_losses(*text, 4, KEY, batch_size=-1), "batch_size is -1"),
-        (lambda *text: random_batch_losses(*text, N, KEY), "has 59 tokens, but windows of 59 need"),
         (lambda *text: dynamic_loss(*text, every=0), "every is 0"),
         (lambda *_: Dynamic(*_[:1], -1.0), "learning_rate is -1.0; it must be finite, 0 or more"),
         (lambda *_: Dynamic(*_[:1], float("nan")), "learning_rate is nan"),
@@ -279,8 +196,7 @@ class TestRefusals:
         (lambda *_: Dynamic(*_[:1], 1e-3, epsilon=0.0), "epsilon is 0.0; it must be finite, above"),
     ])  # fmt: skip
     def test_numbers_out_of_range(self, params, tokens, call, says, monkeypatch):
-        for computes in ("_nll", "_stream_nll", "_random_nll"):
-            monkeypatch.delattr(evaluation, computes)
+        monkeypatch.delattr(evaluation, "batches_nll")
         with pytest.raises(UserError, match=says):
             call(params, tokens)
 

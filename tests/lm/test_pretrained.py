@@ -67,9 +67,13 @@ def test_the_losses_that_the_command_lists_are_the_records_ones():
     shipped = [run for run in ours if run.config in pretrained_names()]
     assert len(shipped) >= 6
     for run in shipped:
-        found = run.measured
-        losses = map(found.per_character, (found.windows, found.stream, found.stateless))
-        assert measured_losses(run.config) == pytest.approx(list(losses), abs=6e-5)
+        losses = measured_losses()[run.config]
+        record = {name: run.measured.per_character(getattr(run.measured, name)) for name in losses}
+        assert losses == pytest.approx(record, abs=6e-5)
+        card = (FOLDER / f"{run.config}.md").read_text()
+        assert re.findall(r"^\| state .*? \| .*? \| (.*?) \|", card, re.M) == [
+            f"{losses[name]:.4f}" for name in ("windows", "stream", "stateless")
+        ]
 
 
 def test_sample_speaks_at_once(script):
@@ -90,6 +94,7 @@ def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_pa
     data = dataclasses.replace(theirs[1].data, corpus="./tiny.txt")  # no folder of its author
     assert ours[1] == dataclasses.replace(theirs[1], data=data)
     before = (tmp_path / "astra_alpha.safetensors").read_bytes()
+    assert measured_losses(tmp_path)["astra_alpha"]["windows"] == pytest.approx(3.34, abs=0.05)
     again = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert again.code == 2 and "exists; to replace it" in again.err
     assert (tmp_path / "astra_alpha.safetensors").read_bytes() == before

@@ -14,7 +14,7 @@ from random_models import random_params
 
 from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.errors import UserError
-from jaxgru.lm import Params, evaluate, evaluation, score, score_lines, scoring
+from jaxgru.lm import Params, evaluation, score, score_lines
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.data.units import end_of, separator
@@ -29,16 +29,6 @@ N = 59  # 58 predictions
 def params() -> Params:
     """Large weights: a model whose state matters, so that a state that is lost would be seen."""
     return random_params(MODEL)
-
-
-def test_all_three_treatments_and_the_counts(params):
-    tokens = np.random.default_rng(1).integers(0, V, N)
-    scores = evaluate(params, tokens, num_characters=700, window=13)
-    for name, window in (("windows", 13), ("stream", N), ("stateless", 1)):
-        expected = numpy_gru_losses(params, tokens, window)
-        np.testing.assert_allclose(scores[name].nats, expected, rtol=1e-4, atol=1e-5)
-        assert scores[name].loss == pytest.approx(expected.mean(), rel=1e-5)
-        assert (scores[name].num_tokens, scores[name].num_characters) == (N - 1, 700)
 
 
 class TestScore:
@@ -83,7 +73,7 @@ class TestScoreLines:
 
     def test_are_numpys_and_those_of_each_line_alone(self, params, monkeypatch):
         """In groups of 4 lines and batches of 20 tokens; one line is longer than that."""
-        monkeypatch.setattr(scoring, "LINES_AT_ONCE", 4)
+        monkeypatch.setattr(evaluation, "LINES_AT_ONCE", 4)
         monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", 20)
         monkeypatch.setattr(evaluation, "SHORTEST", 4)
         lines = self.lines([1, 9, 0, 3, 2, 50, 4, 5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,10 +11,10 @@ import pytest
 
 import jaxgru
 import report
-from jaxgru.analysis import state_cost
+from jaxgru.analysis import measures
 from jaxgru.errors import UserError
 from jaxgru.lm.config import load_config
-from jaxgru.lm.evaluation import random_batch_losses
+from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.runs.folders import RunInfo, save_config, save_info
 from pages.markdown import DOCS, table
 from pages.records import dumps, load
@@ -187,30 +186,28 @@ def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch, d
         assert (docs / "figures" / f"{figure}.svg").stat().st_size > 5000
 
 
-def test_the_best_epoch_is_measured_as_nanogpt_is(run_copy, tiny_text, monkeypatch):
-    """Of two batches."""
+def test_the_best_epoch_is_measured_as_nanogpt_is(run_copy, monkeypatch):
+    """Without what needs the training text, and of two batches."""
     params, config, tokenizer = jaxgru.lm.load(run_copy)
     best = jax.tree.map(lambda leaf: 2 * leaf, params)
     monkeypatch.setattr(report, "NANOGPT", (config.name,))
     weights = lambda run, epoch=None: (best if epoch == "best" else params, config, tokenizer)
     monkeypatch.setattr(report.lm, "load", weights)
-    last = state_cost.MeanLoss(mean=2.0, standard_error=0.25)
-    texts = dict.fromkeys(state_cost.TREATMENTS, state_cost.Text())
-    cost = state_cost.StateCost(9, 9, 1.0, 1.0, 1.0, 1.0, [], None, texts, last)
-    monkeypatch.setattr(state_cost, "measure", lambda *_, random_batches: cost)
-    few = partial(random_batch_losses, num_batches=2, batch_size=3)
-    monkeypatch.setattr(state_cost, "random_batch_losses", few)
-    monkeypatch.setattr(state_cost, "TOP_K", 8)  # of the tiny run's 28 characters
+    monkeypatch.setattr(measures, "NUM_BATCHES", 2)
+    monkeypatch.setattr(measures, "TOP_K", 8)  # of the tiny run's 28 characters
+    texts = dict.fromkeys(measures.TREATMENTS, measures.Text())
+    for name, value in (("text", texts), ("chain", None)):
+        row = measures.Measure("", lambda _, value=value: value, "own text")
+        monkeypatch.setitem(measures.MEASURES, name, row)
     found = report.measure(run_copy, 1)
-    assert found["stream"] == 1.0 and len(found["date"]) == 10 and "JAX" in found["hardware"]
+    assert len(found["date"]) == 10 and "JAX" in found["hardware"]
     assert len(found["recovery"]) == 256
-    texts = [found["text"][name][kind] for name in state_cost.TREATMENTS
+    texts = [found["text"][name][kind] for name in measures.TREATMENTS
              for kind in ("greedy", "sampled")]  # fmt: skip
     assert [len(text) for text in texts] == 3 * [7 + 200, 7 + 300] and len(set(texts)) == 6
     assert all(text.startswith("ROMEO: ") for text in texts)
-    a, b = few(best, tokenizer.encode(tiny_text.read_text())[2700:], 256, jax.random.key(0))
-    assert found["random_batches"] == {
-        "mean": 2.0, "standard_error": 0.25,
-        "best": {"epoch": 1, "mean": pytest.approx((a + b) / 2, rel=1e-6),
-                 "standard_error": pytest.approx(abs(a - b) / 2, rel=1e-3)},  # deviation / √2
-    }  # fmt: skip
+    _, dataset = load_dataset(config, tokenizer)
+    for weights, record in ((params, found["random_batches"]),
+                            (best, found["random_batches"].pop("best"))):  # fmt: skip
+        loss = measures.random_batch_loss(measures.Subject(weights, dataset)).to_dict()
+        assert record == (loss | {"epoch": 1} if weights is best else loss)

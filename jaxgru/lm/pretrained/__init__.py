@@ -1,11 +1,11 @@
-"""Trained models that ship with the package: NAME.safetensors, and its card NAME.md.
+"""Trained models that ship with the package: NAME.safetensors, its card NAME.md, and losses.json.
 
 `scripts/maintain/release.py RUN` adds one.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -16,11 +16,10 @@ def pretrained_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
-def measured_losses(name: str) -> list[float]:
-    """Return the losses that a model's card gives, on its text's validation split.
+def measured_losses(folder: Path = FOLDER) -> dict[str, dict[str, float]]:
+    """Return by model its losses on its text's validation split, nats per character.
 
-    They are in nats per character: in windows as in training, in one stream, and with a reset at
-    every token.
+    They are "windows", with the state kept in windows as in training; "stream", never reset; and
+    "stateless", reset before every token.
     """
-    card = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    return [float(loss) for loss in re.findall(r"^\| state .*? \| .*? \| (.*?) \|", card, re.M)]
+    return json.loads((folder / "losses.json").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from conftest import TINY, numpy_gru_losses, slow
 from tensorboardX.proto.event_pb2 import Event
 
 import jaxgru
-from jaxgru.analysis import state_cost
+from jaxgru.analysis import measures
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
@@ -105,7 +105,7 @@ def test_each_model_has_the_loss_that_was_recorded(run):
 @pytest.mark.parametrize("batches", ["crops", *slow("streams")])
 def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     """Validated, resumed, sampled and evaluated in lines; of both texts, each line by itself."""
-    monkeypatch.setattr(state_cost, "RESETS", (1,))
+    monkeypatch.setattr(measures, "RESETS", (1,))
     lines = [f"{a} and {b}\n" for a in ("anna", "bob", "cy") for b in range(100)]
     (tmp_path / "lines.txt").write_text("".join(lines))
     options = {"data.unit": "line", "data.batches": batches, "name": "lines"}
