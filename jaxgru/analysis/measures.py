@@ -1,7 +1,8 @@
 """What is measured of a model on a text: a record, each line of which is a measure.
 
-A new measure is a function of a `Subject` and its line in `Measurements`. `jaxgru evaluate` then
-prints it, a run's study.json holds it and, if the line names a column, docs/study.md shows it.
+A new measure is a function of a `Subject` and its line in `Measurements`, under another name than
+the function's. `jaxgru evaluate` then prints it, a run's study.json holds it and, if the line names
+a column, docs/study.md shows it.
 """
 
 # The annotations of records are read here: no `from __future__ import annotations`
