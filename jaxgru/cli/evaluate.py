@@ -11,7 +11,6 @@ import io
 import itertools
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,18 +238,22 @@ def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) ->
 
 def tables_of(name: str, subject: Subject, record: Measurements) -> list[Table | str]:
     """Return the table of losses, a line for each other number, and the tables of the rest."""
-    numbers: list[tuple[str, str, float]] = []  # unit, title, number
+    losses, lines = [], []
     for field, row in MEASURES.items():
         value = getattr(record, field)
-        if row.unit and value is not None:
-            points = value if isinstance(value, list) else [(0, getattr(value, "mean", value))]
-            title = partial(row.title.format, s=subject, v=value)
-            numbers += [(row.unit, title(k=k), number) for k, number in points if k != 1]
-    losses = [(title, number) for unit, title, number in numbers if unit == "nats/token"]
+        if not row.unit or value is None:
+            continue
+        points = value if isinstance(value, list) else [(0, getattr(value, "mean", value))]
+        for k, number in points:
+            title = row.title.format(s=subject, v=value, k=k)
+            if row.unit != "nats/token":
+                lines.append(f"{title}: {number:.4f} {row.unit}")
+            elif k != 1:  # a reset before every token is a measure of its own
+                losses.append((title, number))
     sizes = record.num_tokens, record.num_characters
     return [
         losses_table("state reset to zero", losses, name, *sizes),
-        *(f"{title}: {x:.4f} {unit}" for unit, title, x in numbers if unit != "nats/token"),
+        *lines,
         *([text_table(record.text)] if record.text else []),
         *([chain_table(record.chain)] if record.chain else []),
     ]

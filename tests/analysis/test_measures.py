@@ -76,8 +76,8 @@ def test_losses_are_numpys(measured):
 
 def test_of_another_text_there_are_losses_alone():
     record = measure(subject()).to_dict()
-    assert {*record} == {"num_tokens", "num_characters", "windows", "stream", "stateless",
-                         "sensitivity"}  # fmt: skip
+    assert {"windows", "stream", "stateless", "sensitivity"} <= record.keys()
+    assert not {"memory_curve", "chain", "text", "random_batches"} & record.keys()
 
 
 def test_random_batches_come_near_the_mean_over_all_windows():
@@ -183,8 +183,7 @@ def test_treatments_differ_and_their_measures_are_shares(measured):
 def test_progress_is_told_and_the_record_is_json(measured):
     """What is asked for comes first: the text can be too short for it."""
     _, dataset, record, said = measured
-    assert said == ["random batches", "windows", "stream", "stateless", "sensitivity",
-                    "memory curve", "chain", "text"]  # fmt: skip
+    assert said[0] == "random batches" and {"stream", "memory curve", "text"} <= {*said}
     written = json.loads(json.dumps(record.to_dict()))
     assert written["memory_curve"] == [list(point) for point in record.memory_curve]
     assert written["text"]["validation text"].keys() == {
