@@ -37,6 +37,10 @@ with needs("train"):
     from rich.text import Text
 
 
+ASKED = {name: f"--{name.replace('_', '-')}" for name, row in MEASURES.items() if row.help}
+"""The options that ask for a measure, by its name."""
+
+
 def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
@@ -69,9 +73,8 @@ def make_parser() -> Parser:
         help="score each line of --text alone, from its first token on: a table of number, nats, "
         "tokens, nats per token and text, on standard output if there is no --output",
     )
-    for name, row in MEASURES.items():
-        if row.help:
-            add(f"--{name.replace('_', '-')}", action="store_true", help=row.help)
+    for name, option in ASKED.items():
+        add(option, action="store_true", help=MEASURES[name].help)
     return parser
 
 
@@ -102,7 +105,7 @@ def main() -> None:
         tables = [losses_table("n-gram model", losses, name, len(nats), text.num_characters)]
     else:
         subject = Subject(model, text, config.training.sequence_length)
-        asked = [name for name, row in MEASURES.items() if row.help and getattr(arguments, name)]
+        asked = [name for name in ASKED if getattr(arguments, name)]
         with console.status("measuring") as status:
             record = measure(subject, asked, lambda name: status.update(f"measuring {name}"))
         nats, tables = subject.nats, tables_of(name, subject, record)
@@ -118,13 +121,13 @@ def check(parser: Parser, arguments: Namespace) -> None:
     """Refuse options that do not go together, before anything slow starts."""
     given, ngram = arguments.text is not None, arguments.ngram is not None
     for applies, options, says in (
-        (ngram, ("--epoch", "--dynamic", "--random-batches", "--validation"),
+        (ngram, ("--epoch", *ASKED.values(), "--validation"),
          "{} is for a model; it does not go with --ngram."),
         (given, ("--dynamic",),
          "{} chooses its settings on the text that a model was trained on; it does not go with "
          "--text."),
         (not given, ("--lines", "--encoding"), "{} is for --text; give the file, too."),
-        (arguments.lines, ("--validation", "--random-batches"),
+        (arguments.lines, ("--validation", *ASKED.values()),
          "--lines scores each line alone; leave out {}."),
     ):  # fmt: skip
         for option in options:
