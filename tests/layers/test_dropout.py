@@ -2,11 +2,12 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import randomized
+from against import randomized, value_and_gradients
 from conftest import slow
 from equations import gru, lstm, mogrifier, numbers
 
@@ -81,6 +82,16 @@ def test_zoneout(kind, mean):
     np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
     for seen, expected in zip(jax.tree.leaves(end), after, strict=True):
         np.testing.assert_allclose(seen, expected, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gru", "gru, reset before", "lstm", "projected lstm"])
+def test_the_gradients_of_variational_dropout(kind):
+    run = partial(jaxgru.unroll, dropout=Dropout(KEY, 0.25, "state", "variational"))
+    both = (
+        value_and_gradients(partial(run, implementation=name), *problem(CELLS[kind][0]))
+        for name in ("scan", "autodiff")
+    )
+    chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-12)
 
 
 # --- Which masks

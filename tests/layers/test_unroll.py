@@ -166,6 +166,8 @@ def test_batch_axes_of_a_step_and_of_two_directions(batch):
     whole = jaxgru.step(layers, x[:, 0], carry, reset=reset)
     seen = jaxgru.step(layers, *axes((x[:, 0], carry)), reset=axes(reset))
     chex.assert_trees_all_equal(seen, axes(whole))
+    zeros = jaxgru.initial_carry(layers, batch)
+    chex.assert_trees_all_equal(zeros, axes(jaxgru.initial_carry(layers, B)))
     both = partial(jaxgru.bidirectional, layers[1], layers[1], return_carries=True)
     x = random_like(np.zeros((B, T, H)), 3)
     seen = both(axes(x), lengths=axes(lengths))
