@@ -58,23 +58,20 @@ def layer_from_weights(
       old_z: z weights the old state of a GRU, as everywhere but in jaxgru and Haiku.
       others: other fields of the layer.
     """
+    ordered = lambda side: reordered(side, order, cls.gates)
     b = np.zeros(W.shape[-1], W.dtype) if b is None else b
-    if c is not None and not issubclass(cls, AnyGRU):
-        b = np.asarray(added(b, c))
-    sides = {name: reordered(side, order, cls.gates) for name, side in dict(W=W, U=U, b=b).items()}
     if not issubclass(cls, AnyGRU):
-        return cls(**sides, **others)
-    H = U.shape[0]
+        b = b if c is None else np.asarray(added(b, c))
+        return cls(W=ordered(W), U=ordered(U), b=ordered(b), **others)
+    b, zr = ordered(b), 2 * len(U)
+    cn = jnp.array(np.zeros(len(U), U.dtype))
     if c is not None:
-        c = reordered(c, order, cls.gates)
-        c, cn = c[: 2 * H], c[2 * H :]
-        if cls is GRUParams:
-            others["cn"] = cn
-        else:
-            sides["b"] = jnp.concatenate([sides["b"][: 2 * H], added(sides["b"][2 * H :], cn)])
-    elif cls is GRUParams:
-        others.setdefault("cn", jnp.array(np.zeros(H, U.dtype)))
-    p = cls(**sides, c=c, **others)
+        c, cn = jnp.split(ordered(c), [zr])
+    if cls is GRUParams:
+        others.setdefault("cn", cn)
+    elif c is not None:
+        b = jnp.concatenate([b[:zr], added(b[zr:], cn)])
+    p = cls(W=ordered(W), U=ordered(U), b=b, c=c, **others)
     return complement_z(p) if old_z else p
 
 

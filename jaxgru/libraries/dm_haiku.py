@@ -167,8 +167,7 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     returns the other values bit for bit.
 
     Raises:
-      InteropError: the layer is neither a GRU nor an LSTM; a GRU's `reset_gate` is "after"; or the
-        `activation` is "relu".
+      InteropError: Haiku has no core of this kind, or none with the layer's options.
     """
     has = "dm-haiku has an LSTM, and a GRU whose reset gate acts before the product"
     order = common.counterpart(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)

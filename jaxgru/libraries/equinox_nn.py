@@ -145,8 +145,7 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.
 
     Raises:
-      InteropError: the layer is neither a GRU nor an LSTM; a GRU's `reset_gate` is "before"; or the
-        `activation` is "relu".
+      InteropError: Equinox has no cell of this kind, or none with the layer's options.
     """
     cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"

@@ -252,7 +252,7 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     cell of a layer with ReLU needs `activation_fn=nn.relu`.
 
     Raises:
-      InteropError: the layer is none of these, or a GRU's `reset_gate` is "before".
+      InteropError: Flax has no cell of this kind, or none with the layer's options.
     """
     parts = {p.cls: p for p in CELLS.values()}
     parts = common.counterpart(layer, parts, flax_rnn.HAS, "activation")

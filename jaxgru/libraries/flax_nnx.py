@@ -211,8 +211,8 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
 
     Raises:
-      InteropError: the layer is none of these; or a GRU's `reset_gate` is "before", or its cn is
-        not zeros, or not known, as under `jit`.
+      InteropError: Flax has no cell of this kind, or none with the layer's options; or a GRU's cn
+        is not zeros, or not known, as under `jit`.
     """
     cells = {GRUParams: nnx.GRUCell, LSTMParams: lstm, RNNParams: nnx.SimpleCell}
     make = common.counterpart(layer, cells, flax_rnn.HAS, "activation")

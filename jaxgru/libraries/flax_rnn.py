@@ -38,16 +38,15 @@ from jaxgru.libraries import InteropError, check_shapes, common
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
     arrays, options = _arrays(layer), options_of(layer)
-    seen = {name: value for name, value in state.items() if name not in arrays}
-    if state.keys() != {*arrays, *options} or seen != options:
-        word = lambda names, options: ", ".join(
-            [*names, *(f"{name}={value!r}" for name, value in options.items())]
-        )
+    saved = {name: value for name, value in state.items() if name not in arrays}
+    if saved != options:
+        word = lambda of: ", ".join(f"{name}={value!r}" for name, value in of.items())
         raise InteropError(
-            f"the state of {a_type(layer)} contains {word(sorted({*state} - {*seen}), seen)}; it "
-            f"must contain {word(arrays, options)}."
+            f"the saved {type(layer).__name__} has {word(saved) or 'no options'}; it must have "
+            f"{word(options) or 'none'}."
         )
-    return dataclasses.replace(layer, **from_state_dict(arrays, {n: state[n] for n in arrays}))
+    saved_arrays = {name: value for name, value in state.items() if name in arrays}
+    return dataclasses.replace(layer, **from_state_dict(arrays, saved_arrays))
 
 
 def _arrays(layer: Any) -> dict[str, Any]:

@@ -128,8 +128,9 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
         computes.
 
     Raises:
-      InteropError: there is no layer; there are not as many of both directions; Keras has none of
-        their kind; the weights are not known, as under `jit`; or the layers determine an option.
+      InteropError: Keras has no layer of this kind, or none with these options; the directions
+        differ in number; the weights are not known, as under `jit`; or the layers determine one of
+        the `options`.
       ValueError: the layers do not fit together.
     """
     common.check_known((layers, backward), "a Keras layer")

@@ -185,20 +185,13 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
     cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
     cls = GRUParams if cell == "gru" and attributes.get("linear_before_reset") else cls
-    layers: list[Any] = [
-        *(
-            layer_from_operator(cls, W[d], R[d], B[d]).replace(activation=phi[d], clip=clip)
-            for d in range(D)
-        ),
-        None,
-    ]
-    return RecurrentNode(
-        _name(node), direction, layers[0], layers[1], graph.below(inputs.get("X", ""))
-    )
+    made: list[Any] = [layer_from_operator(cls, *side) for side in zip(W, R, B, strict=True)]
+    made = [p.replace(activation=each, clip=clip) for p, each in zip(made, phi, strict=True)]
+    ahead, back = (*made, None)[:2]
+    return RecurrentNode(_name(node), direction, ahead, back, graph.below(inputs.get("X", "")))
 
 
-def layer_from_operator(cls: type, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
+def layer_from_operator(cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
-    order = ORDER[{LSTMParams: "lstm", RNNParams: "rnn"}.get(cls, "gru")]
     b, c = np.split(B, 2)
-    return common.layer_from_weights(cls, order, W.T, R.T, b, c)
+    return common.layer_from_weights(cls, ORDER[cls.name], W.T, R.T, b, c)

@@ -96,9 +96,8 @@ def to_torch(
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
     Raises:
-      InteropError: PyTorch is not installed, or has no such layer; there is no layer; a GRU's
-        `reset_gate` is "before", or the `activation` of a GRU or LSTM "relu"; the layers of an
-        RNN differ in their activation; or the weights are not known, as under `jit`.
+      InteropError: PyTorch is not installed; it has no layer of this kind, or none with the layer's
+        options; or the weights are not known, as under `jit`.
       RuntimeError: a layer is of another kind or size than PyTorch's module, whose first is like
         ours.
       ValueError: a projection is not smaller than c.
@@ -209,9 +208,7 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     cls = ProjectedLSTMParams if projected else cls
     layers = []
     for suffix in suffixes:
-        arrays: dict[str, Any] = {
-            ours: _array(state[name + suffix]).T for ours, name in names.items()
-        }
+        arrays: dict[str, Any] = {n: _array(state[name + suffix]).T for n, name in names.items()}
         arrays |= {"P": jnp.asarray(arrays["P"])} if projected else {}
         arrays |= {"activation": "relu"} if cell == "rnn_relu" else {}
         layers.append(common.layer_from_weights(cls, ORDERS[cls], **arrays))
