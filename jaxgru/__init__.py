@@ -26,9 +26,9 @@ from jaxgru.cells import (
 )
 from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
+from jaxgru.layers.api import bidirectional, initial_carry, step, unroll
 from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.stack import ResidualStack, init_stack
-from jaxgru.layers.unroll import bidirectional, initial_carry, step, unroll
 
 if TYPE_CHECKING:
     from jaxgru import lm

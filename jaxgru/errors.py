@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 MAX_LENGTH = 1000  # of a message, in characters
 
 
@@ -119,6 +121,13 @@ def check_one_of(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise UserError unless the value is one of the choices."""
     if value not in [*choices]:  # a list of values has no hash
         raise UserError(f"{name} is {shown(value)}; it must be one of {', '.join(choices)}.")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise ValueError if an option is neither True nor False."""
+    for name, value in flags.items():
+        if type(value) not in (bool, np.bool_):
+            raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
 
 
 def warn(sentence: str) -> None:

@@ -32,7 +32,7 @@ import equations  # noqa: E402
 
 from jaxgru.cells import CELLS  # noqa: E402
 from jaxgru.cli.command import COMMANDS  # noqa: E402
-from jaxgru.layers import unroll  # noqa: E402
+from jaxgru.layers import api  # noqa: E402
 from jaxgru.lm.data import corpus  # noqa: E402
 from jaxgru.lm.model import Params  # noqa: E402
 
@@ -226,7 +226,7 @@ def forget_traces() -> Iterator[Callable[[], None]]:
     """
 
     def forget() -> None:
-        for door in (unroll._unroll, unroll._step, unroll._bidirectional):
+        for door in (api._unroll, api._step, api._bidirectional):
             door.clear_cache()
 
     forget()

@@ -6,52 +6,30 @@ from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
-from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    GatedCell,
-    Recurrence,
-    StateWeights,
-    check_flags,
-    clipped,
-    register,
-    sizes_of_gates,
-)
+from jaxgru.cells.carry import Hidden
+from jaxgru.cells.contract import Recurrence, Weights, register
+from jaxgru.cells.gated import Activated, ByHand, Equations, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, check_one_of, shown
+from jaxgru.errors import UserError, check_flags, check_one_of, shown
 
 
-class _GRU(GatedCell):
+class _GRU(Activated[Hidden], ByHand[Hidden]):
     """What the two GRUs share."""
 
-    W: Float[Array, "E GH"]
-    U: StateWeights
-    b: Float[Array, "GH"]
     c: Float[Array, "2*H"] | None
-    name: ClassVar[str] = "gru"
-    options: ClassVar[frozenset[str]] = frozenset(
-        {"second_bias", "reset_gate", "num_blocks", "activation"}
-    )
     gates: ClassVar[str] = "zrn"
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_gru(
-            key, E, H, dtype=dtype, init=options.initial_weights, num_blocks=options.num_blocks,
-            second_bias=options.second_bias, reset_gate=options.reset_gate,
-            activation=options.activation,
-        )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(3, self.b), (2, self.c), (1, getattr(self, "cn", None))]
-        return sizes_of_gates(3, self.W, self.U, [v for v in vectors if v[1] is not None])
+        return sizes_of_gates(3, self.W, self.U, vectors)
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
         """Return x·W + b, with c added to the biases of z and r."""
@@ -61,7 +39,6 @@ class _GRU(GatedCell):
         return plus(dot(x, self.W), b)
 
 
-@register
 @struct
 class GRUParams(_GRU):
     """A GRU layer whose reset gate comes after the product.
@@ -91,8 +68,8 @@ class GRUParams(_GRU):
     clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "after"
 
-    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        return RESET_AFTER, (self.U, self.cn)
+    def equations(self) -> tuple[Recurrence[Hidden], Weights]:
+        return ResetAfter(*self.functions()), (self.U, self.cn)
 
 
 @struct
@@ -113,14 +90,15 @@ class ResetBeforeGRUParams(_GRU):
     clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
     reset_gate: ClassVar[str] = "before"
 
-    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        U = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
-        return RESET_BEFORE, tuple(U)
+    def equations(self) -> tuple[Recurrence[Hidden], Weights]:
+        Uzr, Un = jnp.split(self.U, [self.U.shape[-1] // 3 * 2], axis=-1)
+        return ResetBefore(*self.functions()), (Uzr, Un)
 
 
 AnyGRU: TypeAlias = GRUParams | ResetBeforeGRUParams
 
 
+@register
 def init_gru(
     key: PRNGKeyArray,
     in_features: int,
@@ -190,64 +168,56 @@ def init_gru(
     return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, activation=activation, clip=clip)
 
 
-# phi is the layer's activation; the gradients are those of tanh without clip.
+class ResetBefore(Equations[Hidden]):
+    """The reset gate before the product. Uzr (H, 2H), Un (H, H)."""
+
+    num_gates = 3
+
+    def step(self, layout, U, carry, a):
+        (Uzr, Un), (a_z, a_r, a_n), h = U, a, carry
+        Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
+        z, r = self.sigmoid(a_z + Uh_z), self.sigmoid(a_r + Uh_r)
+        n = self.phi(self.clipped(a_n + layout.times(Un, r * h)))
+        return (1 - z) * h + z * n, (layout.join(z, r), n)
+
+    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+        (Uzr, Un), (zr, n), dh, h = U, saved, d_carry, carry
+        z, r = layout.split(zr, 2)
+        da_n = dh * (z * (1 - n * n))
+        d_rh = layout.times_transposed(Un, da_n)
+        da_zr = layout.join(dh, d_rh) * (layout.join(n - h, h) * zr * (1 - zr))
+        return dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
+
+    def gradients(self, layout, U, carry, after, saved, kept):
+        (Uzr, Un), (zr, _), (da_zr, da_n), h = U, saved, kept, carry
+        _, r = layout.split(zr, 2)
+        dU = gradient_of(Uzr, layout.drop(h), da_zr), gradient_of(Un, layout.drop(r * h), da_n)
+        return dU, layout.join(da_zr, da_n)
 
 
-# Reset gate before the product. Uzr (H, 2H), Un (H, H).
+class ResetAfter(Equations[Hidden]):
+    """The reset gate after the product. U (H, 3H), m = h·Un + cn."""
 
+    num_gates = 3
 
-def _before_step(layout, U, h, a, phi=jnp.tanh, clip=None):
-    (Uzr, Un), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
-    z, r = sigmoid(clipped(a_z + Uh_z, clip)), sigmoid(clipped(a_r + Uh_r, clip))
-    n = phi(clipped(a_n + layout.times(Un, r * h), clip))
-    return (1 - z) * h + z * n, (layout.join(z, r), n)
+    def step(self, layout, U, carry, a):
+        (Uzrn, cn), (a_z, a_r, a_n), h = U, a, carry
+        Uh_z, Uh_r, Uh_n = layout.split(layout.times(Uzrn, h), 3)
+        z, r = self.sigmoid(a_z + Uh_z), self.sigmoid(a_r + Uh_r)
+        m = Uh_n + cn
+        n = self.phi(self.clipped(a_n + r * m))
+        return (1 - z) * h + z * n, (layout.join(z, r), m, n)
 
+    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+        (Uzrn, _), (zr, m, n), dh, h = U, saved, d_carry, carry
+        z, r = layout.split(zr, 2)
+        of_n = z * (1 - n * n)
+        of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
+        d_Uh = layout.join(dh, dh, dh) * layout.join(of_zr, of_n * r)
+        return dh * (1 - z) + layout.times_transposed(Uzrn, d_Uh), (dh * of_n, d_Uh)
 
-def _before_step_gradient(layout, U, dh, h, after, saved):
-    (Uzr, Un), (zr, n) = U, saved
-    z, r = layout.split(zr, 2)
-    da_n = dh * (z * (1 - n * n))
-    d_rh = layout.times_transposed(Un, da_n)
-    da_zr = layout.join(dh, d_rh) * (layout.join(n - h, h) * zr * (1 - zr))
-    return dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
-
-
-def _before_gradients(layout, U, h, after, saved, kept):
-    (Uzr, Un), (zr, _), (da_zr, da_n) = U, saved, kept
-    _, r = layout.split(zr, 2)
-    dU = gradient_of(Uzr, layout.drop(h), da_zr), gradient_of(Un, layout.drop(r * h), da_n)
-    return dU, layout.join(da_zr, da_n)
-
-
-RESET_BEFORE = Recurrence(3, _before_step, _before_step_gradient, _before_gradients)
-
-
-# Reset gate after the product. U (H, 3H), m = h·Un + cn.
-
-
-def _after_step(layout, U, h, a, phi=jnp.tanh, clip=None):
-    (U, cn), (a_z, a_r, a_n) = U, a
-    Uh_z, Uh_r, Uh_n = layout.split(layout.times(U, h), 3)
-    z, r = sigmoid(clipped(a_z + Uh_z, clip)), sigmoid(clipped(a_r + Uh_r, clip))
-    m = Uh_n + cn
-    n = phi(clipped(a_n + r * m, clip))
-    return (1 - z) * h + z * n, (layout.join(z, r), m, n)
-
-
-def _after_step_gradient(layout, U, dh, h, after, saved):
-    (U, _), (zr, m, n) = U, saved
-    z, r = layout.split(zr, 2)
-    of_n = z * (1 - n * n)
-    of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
-    d_Uh = layout.join(dh, dh, dh) * layout.join(of_zr, of_n * r)
-    return dh * (1 - z) + layout.times_transposed(U, d_Uh), (dh * of_n, d_Uh)
-
-
-def _after_gradients(layout, U, h, after, saved, kept):
-    (U, _), (da_n, d_Uh) = U, kept
-    d_z, d_r, d_n = layout.split(d_Uh, 3)
-    return (gradient_of(U, layout.drop(h), d_Uh), d_n.sum((0, 1))), layout.join(d_z, d_r, da_n)
-
-
-RESET_AFTER = Recurrence(3, _after_step, _after_step_gradient, _after_gradients)
+    def gradients(self, layout, U, carry, after, saved, kept):
+        (Uzrn, _), (da_n, d_Uh), h = U, kept, carry
+        d_z, d_r, d_n = layout.split(d_Uh, 3)
+        dU = gradient_of(Uzrn, layout.drop(h), d_Uh), d_n.sum((0, 1))
+        return dU, layout.join(d_z, d_r, da_n)

@@ -1,4 +1,4 @@
-"""Initial weights: how W, U and b are drawn, gate by gate. Letters as in `base.py`."""
+"""Initial weights: how W, U and b are drawn, gate by gate. Letters as in `contract.py`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, StateWeights, register, sizes_of_gates
+from jaxgru.cells.carry import Hidden
+from jaxgru.cells.gated import Gated, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
@@ -18,9 +19,8 @@ from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
-@register
 @struct
-class LayerNormGRUParams(Cell):
+class LayerNormGRUParams(Gated[Hidden]):
     """A GRU layer with layer normalisation.
 
     W, U, b and cn are as in `GRUParams`; w and u are gains, of the gates z, r and n side by side.
@@ -40,14 +40,7 @@ class LayerNormGRUParams(Cell):
     cn: Float[Array, "H"]
     w: Float[Array, "GH"]
     u: Float[Array, "GH"]
-    name: ClassVar[str] = "layer_norm_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
     gates: ClassVar[str] = "zrn"
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
-        return init_layer_norm_gru(key, E, H, dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(3, self.b), (1, self.cn), (3, self.w), (3, self.u)]
@@ -58,7 +51,6 @@ class LayerNormGRUParams(Cell):
         return plus(_normalised(dot(x, self.W), self.w), self.b)
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
-        """Compute one step: h → h'."""
         x_z, x_r, x_n = jnp.split(a, 3, axis=-1)
         h_z, h_r, h_n = jnp.split(_normalised(layout.times(self.U, h), self.u), 3, axis=-1)
         z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import AnyLSTM, LSTMState, StateWeights, register, sizes_of_gates
+from jaxgru.cells.carry import LSTMState
+from jaxgru.cells.gated import AnyLSTM, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
@@ -18,7 +19,6 @@ from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
-@register
 @struct
 class LayerNormLSTMParams(AnyLSTM):
     """An LSTM layer with layer normalisation.
@@ -42,13 +42,6 @@ class LayerNormLSTMParams(AnyLSTM):
     u: Float[Array, "GH"]
     wc: Float[Array, "H"]
     bc: Float[Array, "H"]
-    name: ClassVar[str] = "layer_norm_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks"})
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        given = dict(num_blocks=options.num_blocks, init=options.initial_weights)
-        return init_layer_norm_lstm(key, E, H, dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         vectors = [(4, self.b), (4, self.w), (4, self.u), (1, self.wc), (1, self.bc)]
@@ -59,7 +52,6 @@ class LayerNormLSTMParams(AnyLSTM):
         return plus(layer_norm(dot(x, self.W), self.w), self.b)
 
     def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
-        """Compute one step: (h, c) → (h', c')."""
         h, c = carry
         a = a + layer_norm(layout.times(self.U, h), self.u)
         f, i, o, g = jnp.split(a, 4, axis=-1)

@@ -1,6 +1,6 @@
 """How a batch of states is stored as a matrix while a layer runs over time.
 
-Letters as in `cells/base.py`.
+Letters as in `contract.py`.
 """
 
 from __future__ import annotations

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
+from jaxgru.cells.carry import LSTMState
+from jaxgru.cells.contract import Recurrence, Weights, register
+from jaxgru.cells.gated import (
+    Activated,
     AnyLSTM,
-    GatedCell,
-    LSTMState,
-    Recurrence,
+    ByHand,
+    Equations,
     StateWeights,
-    check_flags,
-    clipped,
-    register,
     sizes_of_gates,
 )
 from jaxgru.cells.initial_weights import initializers, lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
 from jaxgru.cells.products import gradient_of
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError, check_flags, shown
 
 
-@register
 @struct
-class LSTMParams(GatedCell, AnyLSTM):
+class LSTMParams(Activated[LSTMState], ByHand[LSTMState], AnyLSTM):
     """An LSTM layer: W for the input, U for the state, b the biases.
 
     Each holds the gates f, i, o and g side by side:
@@ -55,26 +52,16 @@ class LSTMParams(GatedCell, AnyLSTM):
     b: Float[Array, "GH"]
     activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
-    name: ClassVar[str] = "lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"num_blocks", "activation"})
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_lstm(
-            key, E, H, dtype=dtype, init=options.initial_weights, num_blocks=options.num_blocks,
-            activation=options.activation,
-        )  # fmt: skip
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(4, self.W, self.U, [(4, self.b)])
 
-    def equations(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        return RECURRENCE, (self.U,)
+    def equations(self) -> tuple[Recurrence[LSTMState], Weights]:
+        return LSTM(*self.functions()), (self.U,)
 
 
-@register
 @struct
-class ProjectedLSTMParams(AnyLSTM):
+class ProjectedLSTMParams(ByHand[LSTMState], AnyLSTM):
     """An LSTM layer with a projection: those of `LSTMParams`, and P.
 
     The equations are those of `LSTMParams`, but h' = (o ⊙ tanh(c'))·P, with p units, while c has H
@@ -86,27 +73,21 @@ class ProjectedLSTMParams(AnyLSTM):
     U: Float[Array, "p GH"]
     b: Float[Array, "GH"]
     P: Float[Array, "H p"]
-    name: ClassVar[str] = "projected_lstm"
-    options: ClassVar[frozenset[str]] = frozenset({"proj_size"})
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        given = dict(proj_size=options.proj_size, init=options.initial_weights)
-        return init_projected_lstm(key, E, H, dtype=dtype, **given)
 
     def sizes(self) -> tuple[int, int] | None:
         """Return (E, p); see `Cell.sizes`."""
         p = self.P.shape[-1]
-        known = sizes_of_gates(4, self.W, self.U, [(4, self.b)], p)
-        return (known[0], p) if known and self.P.shape == (known[1], p) else None
+        fitting = sizes_of_gates(4, self.W, self.U, [(4, self.b)], p)
+        return (fitting[0], p) if fitting and self.P.shape == (fitting[1], p) else None
 
     def hidden_sizes(self) -> str:
         return f"hidden {len(self.P)}, proj_size {self.P.shape[1]}"
 
-    def by_hand(self) -> tuple[Recurrence, tuple[Array, ...]]:
-        return RECURRENCE, (self.U, self.P)
+    def equations(self) -> tuple[Recurrence[LSTMState], Weights]:
+        return LSTM(), (self.U, self.P)
 
 
+@register
 def init_lstm(
     key: PRNGKeyArray,
     in_features: int,
@@ -197,35 +178,32 @@ def init_projected_lstm(
     return ProjectedLSTMParams(**weights, P=P(jax.random.fold_in(key, 9)))
 
 
-# --- Many steps. a (T, B, 4H) is x·W + b of f, i, o, g. U (H, 4H); with a projection, U (p, 4H) and
-# P (H, p). phi is the layer's activation; the gradients are those of tanh without clip.
+class LSTM(Equations[LSTMState]):
+    """Gates f, i, o, g. U (H, 4H); with a projection, U (p, 4H) and P (H, p)."""
 
+    num_gates = 4
 
-def _step(layout, U, carry, a, phi=jnp.tanh, clip=None):
-    (U, *P), (h, c) = U, carry
-    Uh = layout.split(layout.times(U, h), 4)
-    a_f, a_i, a_o, a_g = (clipped(x + y, clip) for x, y in zip(a, Uh, strict=True))
-    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), phi(a_g)
-    c = f * c + i * g
-    m = o * phi(c)
-    h = layout.product(P[0], m) if P else m
-    return LSTMState(h, c), (layout.join(f, i, o), g, *[m] * len(P))
+    def step(self, layout, U, carry, a):
+        (Ufiog, *P), (h, c) = U, carry
+        Uh = layout.split(layout.times(Ufiog, h), 4)
+        a_f, a_i, a_o, a_g = (x + y for x, y in zip(a, Uh, strict=True))
+        f, i, o = self.sigmoid(a_f), self.sigmoid(a_i), self.sigmoid(a_o)
+        g = self.phi(self.clipped(a_g))
+        c = f * c + i * g
+        m = o * self.phi(c)
+        h = layout.product(P[0], m) if P else m
+        return LSTMState(h, c), (layout.join(f, i, o), g, *[m] * len(P))
 
+    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+        (Ufiog, *P), (dh, dc), (fio, g, *_) = U, d_carry, saved
+        f, i, o = layout.split(fio, 3)
+        tanh_c = jnp.tanh(after.c)
+        dm = layout.product(P[0], dh) if P else dh
+        dc = dc + dm * (o * (1 - tanh_c * tanh_c))
+        of_fio = layout.join(carry.c, g, tanh_c) * fio * (1 - fio)
+        da = layout.join(dc, dc, dm, dc) * layout.join(of_fio, i * (1 - g * g))
+        return LSTMState(layout.times_transposed(Ufiog, da), dc * f), (da, *[dh] * len(P))
 
-def _step_gradient(layout, U, d_carry, before, after, saved):
-    (U, *P), (dh, dc), (fio, g, *_) = U, d_carry, saved
-    f, i, o = layout.split(fio, 3)
-    tanh_c = jnp.tanh(after.c)
-    dm = layout.product(P[0], dh) if P else dh
-    dc = dc + dm * (o * (1 - tanh_c * tanh_c))
-    of_fio = layout.join(before.c, g, tanh_c) * fio * (1 - fio)
-    da = layout.join(dc, dc, dm, dc) * layout.join(of_fio, i * (1 - g * g))
-    return LSTMState(layout.times_transposed(U, da), dc * f), (da, *[dh] * len(P))
-
-
-def _gradients(layout, U, before, after, saved, kept):
-    (U, *P), (_, _, *m), (da, *dh) = U, saved, kept
-    return (gradient_of(U, layout.drop(before.h), da), *map(gradient_of, P, m, dh)), da
-
-
-RECURRENCE = Recurrence(4, _step, _step_gradient, _gradients)
+    def gradients(self, layout, U, carry, after, saved, kept):
+        (Ufiog, *P), (_, _, *m), (da, *dh) = U, saved, kept
+        return (gradient_of(Ufiog, layout.drop(carry.h), da), *map(gradient_of, P, m, dh)), da

@@ -1,13 +1,14 @@
-"""What the steps of a layer need besides their input, and the parts of a carry."""
+"""What the steps of a layer need besides their input."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from jaxgru.cells.carry import Tree
 
 
 class Mask(NamedTuple):
@@ -40,9 +41,9 @@ class Marks(NamedTuple):
     """
 
     reset: Bool[Array, "*T B"] | None = None
-    initial: Any = None
+    initial: Tree = None
     real: Bool[Array, "*T B"] | None = None
-    update: Any = None
+    update: Tree = None
     state: Mask = NO_MASK
     product: Mask = NO_MASK
     input: Mask = NO_MASK
@@ -72,22 +73,6 @@ class Marks(NamedTuple):
 
 
 NO_MARKS = Marks()
-
-
-def hidden(carry: Any) -> Float[Array, "*T B H"]:
-    """Return what the layer above reads of a carry: the first entry of a tuple, else the carry."""
-    return carry[0] if isinstance(carry, tuple) else carry
-
-
-def besides_hidden(carry: Any) -> list[Array]:
-    """Return the other parts of a carry: c of an LSTM."""
-    return jax.tree.leaves(carry)[1:]
-
-
-def with_hidden(carry: Any, h: Array, others: Sequence[Array] | None = None) -> Any:
-    """Return the carry with its h, and maybe its other parts, replaced."""
-    parts = [h, *(besides_hidden(carry) if others is None else others)]
-    return jax.tree.unflatten(jax.tree.structure(carry), parts)
 
 
 def before_each(first: Array, after: Array) -> Array:

@@ -17,7 +17,7 @@ one after another. On 2 cores (E = 64), forward and backward, in ms:
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, register
+from jaxgru.cells.carry import Hidden, Size
+from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.marks import Marks, before_each
@@ -35,9 +36,8 @@ from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
-@register
 @struct
-class MinGRUParams(Cell):
+class MinGRUParams(Cell[Hidden]):
     """A minGRU layer: W for the input, b the biases, of z and n side by side.
 
         z  = σ(x·Wz + bz)                update gate
@@ -50,13 +50,8 @@ class MinGRUParams(Cell):
 
     W: Float[Array, "E GH"]
     b: Float[Array, "GH"]
-    name: ClassVar[str] = "min_gru"
     gates: ClassVar[str] = "zn"
     every_mark: ClassVar[bool] = True
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_min_gru(key, E, H, dtype=dtype)
 
     def sizes(self) -> tuple[int, int] | None:
         fits = self.W.ndim == 2 and not self.W.shape[1] % 2 and self.b.shape == self.W.shape[1:]
@@ -67,7 +62,6 @@ class MinGRUParams(Cell):
         return plus(dot(x, self.W), self.b)
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
-        """Compute one step: h → h'."""
         z, n = jnp.split(a, 2, axis=-1)
         z = sigmoid(z)
         return (1 - z) * h + z * n
@@ -87,10 +81,11 @@ class MinGRUParams(Cell):
             if marks.initial is not None:
                 b = jnp.where(begins, a * marks.initial.astype(h.dtype)[None] + b, b)
             a = jnp.where(begins, 0, a)
-        after: Any = linear_recurrence(a, b, h)
+        after = linear_recurrence(a, b, h)
         return after, after[-1]
 
 
+@register
 def init_min_gru(
     key: PRNGKeyArray,
     in_features: int,
@@ -132,7 +127,8 @@ def linear_recurrence(
 
 def every_step(reverse: bool, a: Array, b: Array, first: Array) -> Array:
     """Compute `linear_recurrence`, differentiated by JAX."""
-    if not isinstance(a.shape[0], int):  # symbolic, within `jax.export`
+    T: Size = a.shape[0]
+    if not isinstance(T, int):  # symbolic, within `jax.export`
         return one_by_one(reverse, a, b, first)
     ways = [partial(way, reverse) for way in (one_by_one, in_parallel)]
     return jax.lax.platform_dependent(a, b, first, cpu=ways[0], default=ways[1])
@@ -155,12 +151,12 @@ def in_parallel(reverse: bool, a: Array, b: Array, first: Array) -> Array:
     return jax.lax.associative_scan(two_steps, (a, b), reverse=reverse)[1]
 
 
-def _forward(a, b, first):
+def _forward(a: Array, b: Array, first: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     h = every_step(False, a, b, first)
     return h, (a, h, first)
 
 
-def _backward(residuals, dh):
+def _backward(residuals: tuple[Array, Array, Array], dh: Array) -> tuple[Array, Array, Array]:
     a, h, first = residuals
     zeros = jnp.zeros_like(first)
     of_later = jnp.concatenate([a[1:], zeros[None]])  # a of the step that reads this one's h

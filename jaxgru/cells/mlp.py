@@ -10,37 +10,33 @@ optional direct connections from the inputs to the logits are left out.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Context, Hidden, Size, register
+from jaxgru.cells.carry import Hidden, Size
+from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import dot, looked_up
+from jaxgru.cells.products import Lookup, dot, looked_up
 from jaxgru.cells.promotion import plus, widest
 from jaxgru.cells.pytrees import struct
+
+Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 
 UNROLLED = 16  # up to so many positions, each has a product of its own; XLA takes minutes for 100
 
 
-@register
 @struct
-class MLPParams(Cell):
+class MLPParams(Cell[tuple[Hidden, Context]]):
     """An MLP layer: W[j] for the input of K − 1 − j steps ago, b the bias."""
 
     W: Float[Array, "K E H"]
     b: Float[Array, "H"]
-    name: ClassVar[str] = "mlp"
-    options: ClassVar[frozenset[str]] = frozenset({"context_length"})
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_mlp(key, E, H, options.context_length, dtype)
 
     def sizes(self) -> tuple[int, int] | None:
         fits = self.W.ndim == 3 and self.b.shape == self.W.shape[2:]
@@ -55,18 +51,20 @@ class MLPParams(Cell):
     def step(
         self, layout: Layout, carry: tuple[Hidden, Context], x: Float[Array, "B E"]
     ) -> tuple[Hidden, Context]:
-        """Compute one step: (h, the K − 1 inputs before x) → (h', the K − 1 inputs up to x)."""
         inputs = jnp.concatenate([carry[1], x[:, None]], axis=1)
         a = plus(jnp.einsum("bke,keh->bh", inputs, self.W.astype(x.dtype)), self.b)
         return jnp.tanh(a), inputs[:, 1:]
 
     def all_steps(
-        self, carry: tuple[Hidden, Context], x: Any, marks: Marks
+        self,
+        carry: tuple[Hidden, Context],
+        x: Float[Array, "T B E"] | Lookup,
+        marks: Marks,
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
-        x = looked_up(x)
-        T, K, dtype = x.shape[0], len(self.W), widest(carry[1], x)
-        x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), x.astype(dtype)])
+        new = looked_up(x)
+        T, K, dtype = new.shape[0], len(self.W), widest(carry[1], new)
+        x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), new.astype(dtype)])
 
         @partial(jax.checkpoint, prevent_cse=False)  # keeps W, and not the inputs of each position
         def add(a: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
@@ -74,17 +72,27 @@ class MLPParams(Cell):
             return a + dot(jax.lax.dynamic_slice_in_dim(x, j, T), W), None
 
         if K <= UNROLLED:
-            a: Any = sum(dot(x[j : j + T], W) for j, W in enumerate(self.W))
+            a = cast(Array, sum(dot(x[j : j + T], W) for j, W in enumerate(self.W)))
         else:
             a, _ = jax.lax.scan(add, dot(x[:T], self.W[0]), (jnp.arange(1, K), self.W[1:]))
         h = marks.state(jnp.tanh(plus(a, self.b)))
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
 
+@register
 def init_mlp(
-    key: PRNGKeyArray, E: int, H: int, K: int, dtype: DTypeLike = jnp.float32
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    context_length: int,
+    dtype: DTypeLike = jnp.float32,
 ) -> MLPParams:
-    """Draw initial parameters. W, b: uniform ±1/√(K·E) (`nn.Linear` of K concatenated inputs)."""
+    """Draw the initial parameters of an MLP layer that sees K = `context_length` inputs.
+
+    W and b are uniform in ±1/√(K·E), as of an `nn.Linear` of K concatenated inputs.
+    """
+    K, E, H = context_length, in_features, hidden_dim
     W, _, b = initializers(K * E, H, dtype, "pytorch")
     k_weight, k_bias = jax.random.split(key)
     return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))

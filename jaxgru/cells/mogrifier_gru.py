@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import Cell, Hidden, register
+from jaxgru.cells.carry import Hidden
+from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.promotion import plus
@@ -18,9 +19,8 @@ from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_whole
 
 
-@register
 @struct
-class MogrifierGRUParams(Cell):
+class MogrifierGRUParams(Cell[Hidden]):
     """A Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.
 
     x and h gate each other in turn, x first. Each of these rounds has its own Q or R:
@@ -46,16 +46,8 @@ class MogrifierGRUParams(Cell):
     Qb: Float[Array, "n k E"]
     Ra: Float[Array, "m E k"]
     Rb: Float[Array, "m k H"]
-    name: ClassVar[str] = "mogrifier_gru"
-    options: ClassVar[frozenset[str]] = frozenset({"num_rounds", "rank"})
     gates: ClassVar[str] = "zrn"
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> Any:
-        return init_mogrifier_gru(
-            key, E, H, dtype=dtype, init=options.initial_weights,
-            num_rounds=options.num_rounds, rank=options.rank or None,
-        )  # fmt: skip
+    recurrent: ClassVar[tuple[str, ...]] = ("U",)
 
     def sizes(self) -> tuple[int, int] | None:
         if not self.W.ndim == self.U.ndim == self.Qa.ndim - 1 == self.Ra.ndim - 1 == 2:
@@ -66,7 +58,6 @@ class MogrifierGRUParams(Cell):
         return (E, H) if fits and n - m in (0, 1) else None
 
     def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
-        """Compute one step: h → h'."""
         times, product, h = layout.times, layout.product, state
         for i in range(len(self.Qa) + len(self.Ra)):
             j = i // 2
@@ -81,6 +72,7 @@ class MogrifierGRUParams(Cell):
         return (1 - z) * state + z * n
 
 
+@register
 def init_mogrifier_gru(
     key: PRNGKeyArray,
     in_features: int,

@@ -1,14 +1,15 @@
 """Matrix products with a layer's weights, each with gradients that are one product, too.
 
 If the weights are bfloat16, the product is computed in bfloat16 and accumulated in the state's
-dtype. Letters as in `base.py`.
+dtype. Letters as in `contract.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,12 @@ from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
+from jaxgru.cells.carry import Size
 from jaxgru.cells.promotion import at_least_float32, vary_alike, widest
 from jaxgru.errors import shown
 
 T = TypeVar("T")
+AxesPair: TypeAlias = tuple[Sequence[int], Sequence[int]]  # of each factor
 
 
 class Lookup(NamedTuple):
@@ -37,17 +40,17 @@ class Lookup(NamedTuple):
         return rows(self.table, self.ids)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[Size, ...]:
         """The shape of the rows."""
         return *self.ids.shape, self.table.shape[-1]
 
 
-def of_steps(function: Callable[[Array], Array], x: Any) -> Any:
+def of_steps(function: Callable[[Array], Array], x: Array | Lookup) -> Array | Lookup:
     """Apply a function to the axes T and B of an input."""
     return x._replace(ids=function(x.ids)) if isinstance(x, Lookup) else function(x)
 
 
-def looked_up(x: Any) -> Any:
+def looked_up(x: Array | Lookup) -> Array:
     """Return the input itself."""
     return x.rows() if isinstance(x, Lookup) else x
 
@@ -63,7 +66,9 @@ def rows(
     return found.astype(table.dtype)
 
 
-def contract(x: Array, y: Array, axes: tuple, dtype: DTypeLike, batch: tuple = ((), ())) -> Array:
+def contract(
+    x: Array, y: Array, axes: AxesPair, dtype: DTypeLike, batch: AxesPair = ((), ())
+) -> Array:
     """Return the contraction of x and y, of one dtype, accumulated and returned in `dtype`.
 
     XLA's CPU back end first chooses how to multiply in bfloat16 and then fuses transpositions into
@@ -108,11 +113,11 @@ def _dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"
     return product(x, W)
 
 
-def _dot_forward(x, W):
+def _dot_forward(x: Array, W: Array) -> tuple[Array, tuple[Array, Array]]:
     return product(x, W), (x, W)
 
 
-def _dot_backward(residuals, dy):
+def _dot_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, W = residuals
     return product(dy, W.T), outer(x, dy, W.dtype)
 
@@ -149,7 +154,7 @@ def gradient_of(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> 
     return contract(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
 
 
-def dense(params: Any) -> Any:
+def dense(params: T) -> T:
     """Return the layer with block-diagonal matrices (H, H), one per gate, in place of blocks."""
 
     def matrix(U: Array) -> Array:
@@ -182,9 +187,8 @@ def before_lookup(
     """
     if not isinstance(x, Lookup):
         return function, x
-    T, B = x.ids.shape
-    known = isinstance(T, int) and isinstance(B, int)  # they are symbolic in `jax.export`
-    if known and T * B < len(x.table):
+    steps: Size = math.prod(x.ids.shape)
+    if isinstance(steps, int) and steps < len(x.table):  # in `jax.export`, it is symbolic
         return function, x.rows()
     return partial(rows, function(x.table)), x.ids
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 from jax import export
@@ -14,6 +15,7 @@ from jax.tree_util import GetAttrKey
 from jaxgru.errors import shown
 
 T = TypeVar("T")
+Values: TypeAlias = tuple[Any, ...]  # of fields
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -31,14 +33,15 @@ def struct(cls: type[T]) -> type[T]:
     static = [f.name for f in all_fields if f.metadata.get("static")]
     data = [f.name for f in all_fields if f.name not in static]
 
-    def flatten(p: T) -> tuple[tuple, tuple]:
-        return tuple(getattr(p, name) for name in data), tuple(getattr(p, name) for name in static)
+    def flatten(p: T) -> tuple[Values, Values]:
+        value = vars(p).__getitem__
+        return tuple(map(value, data)), tuple(map(value, static))
 
-    def flatten_with_keys(p: T) -> tuple[tuple, tuple]:
+    def flatten_with_keys(p: T) -> tuple[Values, Values]:
         leaves, kept = flatten(p)
         return tuple(zip(map(GetAttrKey, data), leaves, strict=True)), kept
 
-    def unflatten(kept: tuple, leaves: Any) -> T:
+    def unflatten(kept: Values, leaves: Iterable[Any]) -> T:
         return cls(**dict(zip(data, leaves, strict=True)), **dict(zip(static, kept, strict=True)))
 
     # Not `register_dataclass`: to it, two classes with the same fields are equal, and `jit` then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,16 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.base import (
-    ACTIVATIONS,
-    Activated,
-    Hidden,
-    clipped,
-    register,
-    sizes_of_gates,
-)
+from jaxgru.cells.carry import Hidden
+from jaxgru.cells.contract import register
+from jaxgru.cells.gated import Activated, Equations, sizes_of_gates
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import dot
-from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
-@register
 @struct
-class RNNParams(Activated):
+class RNNParams(Activated[Hidden]):
     """A vanilla RNN layer: W for the input, U for the state, b the bias.
 
         h' = tanh(x·W + h·U + b)
@@ -43,28 +35,17 @@ class RNNParams(Activated):
     b: Float[Array, "H"]
     activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
     clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
-    name: ClassVar[str] = "rnn"
-    options: ClassVar[frozenset[str]] = frozenset({"activation"})
     gates: ClassVar[str] = "h"
-
-    @classmethod
-    def draw(cls, key: PRNGKeyArray, E: int, H: int, options: Any, dtype: DTypeLike) -> RNNParams:
-        return init_rnn(
-            key, E, H, dtype=dtype, init=options.initial_weights, activation=options.activation
-        )
 
     def sizes(self) -> tuple[int, int] | None:
         return sizes_of_gates(1, self.W, self.U, [(1, self.b)])
 
-    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n H"]:
-        """Return x·W + b."""
-        return plus(dot(x, self.W), self.b)
-
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B H"]) -> Hidden:
-        """Compute one step: h → h'."""
-        return ACTIVATIONS[self.activation](clipped(a + layout.times(self.U, h), self.clip))
+        functions: Equations[Hidden] = Equations(*self.functions())
+        return functions.phi(functions.clipped(a + layout.times(self.U, h)))
 
 
+@register
 def init_rnn(
     key: PRNGKeyArray,
     in_features: int,

@@ -7,7 +7,8 @@ the scan, as for the recurrences that are written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,14 +17,14 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
-from jaxgru.cells.base import CellParams, Recurrence
+from jaxgru.cells.carry import Carry, Tree, hidden
+from jaxgru.cells.contract import CellParams, Recurrence, Weights
 from jaxgru.cells.layout import IN_ROWS, Layout
-from jaxgru.cells.marks import hidden
 from jaxgru.cells.products import gradient_of
 
 
-class _Unknown(Exception):
-    """A product is none of a step and a matrix, or a step does more than to compute."""
+class _NotDerived(Exception):
+    """Why no gradient can be derived."""
 
 
 class _Program:
@@ -34,7 +35,7 @@ class _Program:
       closed: the traced function, with what it closes over.
     """
 
-    def __init__(self, function: Callable, *args: Any):
+    def __init__(self, function: Callable[..., Tree], *args: Tree):
         self.closed, like = jax.make_jaxpr(function, return_shape=True)(*args)
         self.structure = jax.tree.structure(like)
         jaxpr, needed = self.closed.jaxpr, []
@@ -46,14 +47,83 @@ class _Program:
         self.read = [i for i, variable in enumerate(jaxpr.invars) if id(variable) in read]
         self.run = jaxpr_as_fun(self.closed.replace(jaxpr=jaxpr.replace(eqns=needed)))
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Tree) -> Tree:
         """Return the function's result; what is not read may be shapes and dtypes alone."""
         return jax.tree.unflatten(self.structure, self.run(*jax.tree.leaves(args)))
 
 
+class _Derived(Recurrence[Any]):
+    """The recurrence of a cell's step.
+
+    Its weights are the n of its products and the `inner` leaves of the cell, which it uses in other
+    ways; `like` and `structure` are the cell's.
+    """
+
+    in_rows = True
+
+    def __init__(self, like: Sequence[Any], structure: Any, inner: Sequence[int], n: int):
+        self.like, self.structure, self.inner, self.n = like, structure, inner, n
+
+    def with_products(
+        self,
+        layout: Layout,
+        times: Callable[[int, Array], Array],
+        others: Sequence[Array],
+        carry: Carry,
+        a: Array,
+    ) -> tuple[Carry, list[Array], list[Array]]:
+        """Return the next carry, all factors of h or the like, and all products `times(i, h)`."""
+        filled: list[Any] = [*self.like]
+        for i, leaf in zip(self.inner, others, strict=True):
+            filled[i] = leaf.reshape(self.like[i].shape)
+
+        def function(leaves: list[Array], carry: Carry, a: Array) -> Tree:
+            factors: list[Array] = []
+            products: list[Array] = []
+
+            def product(_: Array, h: Array) -> Array:
+                factors.append(h)
+                products.append(times(len(products), h))
+                return products[-1]
+
+            cell = jax.tree.unflatten(self.structure, leaves)
+            return cell.step(layout._replace(product=product), carry, a), factors, products
+
+        return _Program(function, filled, carry, a)(filled, carry, a)
+
+    def step(self, layout, U, carry, a):
+        times = lambda i, h: layout.product(U[i], h)
+        carry, _, y = self.with_products(layout, times, U[self.n :], carry, *a)
+        return carry, (*a, *y)
+
+    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+        n, (a, *y) = self.n, saved
+        of_rank = lambda i, u: u.mT if self.like[i].ndim > 1 else u
+        others = list(map(of_rank, self.inner, U[n:]))
+
+        def pull_back(of: Callable[[Tree], Tree]) -> Callable[[Tree], Tree]:
+            """Return the pull-back of the next carry, or of what enters a product."""
+            results = lambda *args: self.with_products(layout, lambda i, h: args[3][i], *args[:3])
+            return jax.vjp(lambda *args: of(results(*args)), others, carry, a, y)[1]
+
+        d = pull_back(lambda results: results[0])(d_carry)  # of others, the carry, a, the products
+        for i in reversed(range(n)):
+            enters = pull_back(lambda results, i=i: results[1][i])
+            d = jax.tree.map(jnp.add, d, enters(layout.product(U[i], d[3][i])))
+        d_others, d_carry, da, dy = d
+        return d_carry, (da, *dy, *d_others)
+
+    def gradients(self, layout, U, carry, after, saved, kept):
+        n, (a, *y), (da, *rest) = self.n, saved, kept
+        entered = lambda c, a, y: self.with_products(layout, lambda i, h: y[i], U[n:], c, a)[1]
+        of_products = map(gradient_of, U[:n], jax.vmap(entered)(carry, a, y), rest[:n])
+        total: Callable[[Array, Array], Array] = lambda u, d: d.sum(0).reshape(u.shape)
+        return (*of_products, *map(total, U[n:], rest[n:])), da
+
+
 def derived(
-    params: CellParams, carry: Any, a: jax.ShapeDtypeStruct
-) -> tuple[Recurrence, tuple[Array, ...]] | None:
+    params: CellParams, carry: Tree, a: jax.ShapeDtypeStruct
+) -> tuple[Recurrence[Any], Weights] | str:
     """Return the recurrence of a cell's step, and its weights: those of its products, then others.
 
     No step is computed here, or in the gradient, with other values than the layer's.
@@ -63,98 +133,50 @@ def derived(
       a: a step of what the cell's `inputs` returns.
 
     Returns:
-      None, so that JAX's gradient is used, if the step computes weights from its state or input;
-      uses large ones without `layout.times`; multiplies within a transformation, as `jax.vmap`;
-      closes over traced values; has effects, such as `jax.debug.print` or a check of `checkify`; or
-      counts in a carry of whole numbers.
+      A reason, such as "the step has effects", if JAX's gradient has to be used instead.
     """
     leaves, structure = jax.tree.flatten(params)
     like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    def run(layout: Layout, product: Callable, leaves: list, carry: Any, a: Array) -> Any:
-        of_cell = jax.tree.unflatten(structure, leaves)
-        return of_cell.step(layout._replace(product=product), carry, a)
+    def recorded(leaves: list[Array], carry: Carry, a: Array, cut: bool) -> tuple[Tree, Tree]:
+        """Return the weights of all products; with `cut`, the next carry and the factors.
 
-    def recorded(leaves: list, carry: Any, a: Array, cut: bool) -> tuple[Any, list, list]:
-        """Return the next carry, the weights of all products and their factors.
-
-        With `cut`, what depends on weights through products alone does not depend on them here.
+        Then, what depends on weights through products alone does not depend on them.
         """
-        weights, factors, here = [], [], get_opaque_trace_state()
+        weights: list[Array] = []
+        factors: list[Array] = []
+        here = get_opaque_trace_state()
 
         def product(U: Array, h: Array) -> Array:
-            if U.ndim < 2 or get_opaque_trace_state() != here:
-                raise _Unknown
+            if U.ndim < 2:
+                raise _NotDerived("a factor of layout.times is no matrix")
+            if get_opaque_trace_state() != here:
+                raise _NotDerived("layout.times is called within a transformation, as jax.vmap")
             weights.append(U)
             factors.append(h)
             y = IN_ROWS.product(U, h)
             return jnp.zeros(y.shape, y.dtype) if cut else y
 
-        return run(IN_ROWS, product, leaves, carry, a), weights, factors
+        cell = jax.tree.unflatten(structure, leaves)
+        after = cell.step(IN_ROWS._replace(product=product), carry, a)
+        return (after, factors) if cut else (None, weights)
 
     args = like, carry, a
     try:
-        alone = _Program(lambda *args: recorded(*args, cut=True)[::2], *args)
-        weights = _Program(lambda *args: recorded(*args, cut=False)[1], *args)
-    except _Unknown:
-        return None
+        alone = _Program(partial(recorded, cut=True), *args)
+        weights = _Program(partial(recorded, cut=False), *args)
+    except _NotDerived as reason:
+        return str(reason)
     inner = [i for i in alone.read if i < len(leaves)]
-    is_floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    if (
-        any(isinstance(value, Tracer) for value in weights.closed.consts)
-        or weights.closed.effects
-        or any(leaf >= len(leaves) for leaf in weights.read)
-        or any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner)
-        or not all(map(is_floating, jax.tree.leaves(carry)))
-    ):
-        return None
-    U = weights(leaves, carry, a)
-    n = len(U)
-
-    def given(layout: Layout, times: Callable, others: Any, carry: Any, a: Array) -> Any:
-        """Return a step whose i-th product is `times(i, h)`, all factors and all products."""
-        filled: list[Any] = [*like]
-        for i, leaf in zip(inner, others, strict=True):
-            filled[i] = leaf.reshape(like[i].shape)
-
-        def function(leaves: list, carry: Any, a: Array) -> tuple[Any, list, list]:
-            factors, products = [], []
-
-            def product(_: Array, h: Array) -> Array:
-                factors.append(h)
-                products.append(times(len(products), h))
-                return products[-1]
-
-            return run(layout, product, leaves, carry, a), factors, products
-
-        return _Program(function, filled, carry, a)(filled, carry, a)
-
-    def step(layout, U, carry, gates):
-        times = lambda i, h: layout.product(U[i], h)
-        carry, _, y = given(layout, times, U[n:], carry, *gates)
-        return carry, (*gates, y)
-
-    def step_gradient(layout, U, d_carry, carry, after, saved):
-        others = [u.mT if like[i].ndim > 1 else u for i, u in zip(inner, U[n:], strict=True)]
-
-        def pull_back(of: Callable) -> Callable:
-            """Return the pull-back of the next carry, or of what enters a product."""
-            results = lambda *args: given(layout, lambda i, h: args[3][i], *args[:3])
-            return jax.vjp(lambda *args: of(results(*args)), others, carry, *saved)[1]
-
-        d = pull_back(lambda results: results[0])(d_carry)  # of others, the carry, a, the products
-        for i in reversed(range(n)):
-            enters = pull_back(lambda results, i=i: results[1][i])
-            d = jax.tree.map(jnp.add, d, enters(layout.product(U[i], d[3][i])))
-        d_others, d_carry, *kept = d
-        return d_carry, (d_others, *kept)
-
-    def gradients(layout, U, carry, after, saved, kept):
-        d_others, da, dy = kept
-        factors = jax.vmap(lambda c, a, y: given(layout, lambda i, h: y[i], U[n:], c, a)[1])
-        of_products = map(gradient_of, U[:n], factors(carry, *saved), dy)
-        total = lambda u, d: d.sum(0).reshape(u.shape)
-        return (*of_products, *map(total, U[n:], d_others)), da
-
-    recurrence = Recurrence(1, step, step_gradient, gradients, in_rows=True)
-    return recurrence, (*U, *(leaves[i] for i in inner))
+    if any(isinstance(value, Tracer) for value in weights.closed.consts):
+        return "the step closes over traced values"
+    if weights.closed.effects:
+        return "the step has effects, such as jax.debug.print or a check of checkify"
+    if any(leaf >= len(leaves) for leaf in weights.read):
+        return "the step computes weights from its state or its input"
+    if any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner):
+        return "the step uses large weights without layout.times"
+    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(carry)):
+        return "the carry contains whole numbers, such as a count"
+    U: list[Array] = weights(leaves, carry, a)[1]
+    return _Derived(like, structure, inner, len(U)), (*U, *(leaves[i] for i in inner))

@@ -14,8 +14,8 @@ from jax.core import Tracer
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells import CellParams, sizes
-from jaxgru.cells.base import AnyArray, Size
+from jaxgru.cells.carry import AnyArray, Size, Tree
+from jaxgru.cells.contract import CellParams, sizes
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import a_type, check_one_of, check_whole, shown
@@ -30,6 +30,9 @@ class Seeds(NamedTuple):
 
     of_layers: tuple[UInt32[Array, "parts 2"] | None, ...]
 
+
+Threshold: TypeAlias = int | UInt32[Array, ""]  # of the bit patterns that drop a unit
+Scale: TypeAlias = float | Float[Array, ""]
 
 SITES = ("input", "state", "between", "output")
 
@@ -68,14 +71,14 @@ class Dropout:
     first_row: int | Int[Array, "*B"] = 0
     first_step: int | Int[Array, ""] = 0
 
-    def tree_flatten(self) -> tuple[tuple, tuple]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         static = isinstance(self.rate, float | int | str | np.generic)
         rates = (None, self.rate) if static else (self.rate, None)
         leaves = self.key, rates[0], self.first_row, self.first_step
         return leaves, (rates[1], self.site, self.kind)
 
     @classmethod
-    def tree_unflatten(cls, structure: tuple, leaves: tuple) -> Dropout:
+    def tree_unflatten(cls, structure: tuple[Any, ...], leaves: tuple[Any, ...]) -> Dropout:
         (key, rate, *first), (static_rate, site, kind) = leaves, structure
         return cls(key, rate if static_rate is None else static_rate, site, kind, *first)
 
@@ -90,17 +93,17 @@ Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout
 def each(dropout: Dropouts) -> list[Dropout]:
     """Return the dropouts as a list."""
     several = dropout if isinstance(dropout, list | tuple) else (dropout,)
-    found: list[Dropout] = []
-    for one in several:
-        if not isinstance(one, Dropout | None):
+    dropouts: list[Dropout] = []
+    for item in several:
+        if not isinstance(item, Dropout | None):
             raise ValueError(
-                f"dropout is {shown(one)}; it must be a Dropout(key, rate, site), or a tuple of "
+                f"dropout is {shown(item)}; it must be a Dropout(key, rate, site), or a tuple of "
                 "these."
             )
-        if one and one.site in [before.site for before in found]:
-            raise ValueError(f"two dropouts have the site {one.site!r}; each must have its own.")
-        found += [one] if one else []
-    return found
+        if item and item.site in [before.site for before in dropouts]:
+            raise ValueError(f"two dropouts have the site {item.site!r}; each must have its own.")
+        dropouts += [item] if item else []
+    return dropouts
 
 
 def checked(dropout: Dropouts) -> list[Dropout] | None:
@@ -108,10 +111,10 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
     if dropout is None:
         return None
     several = each(dropout)
-    for one in several:
-        _threshold_and_scale(one.rate)
-        _check(one)
-        key, seen = one.key, a_type(one.key)
+    for item in several:
+        _threshold_and_scale(item.rate)
+        _check(item)
+        key, seen = item.key, a_type(item.key)
         if isinstance(key, Array | np.ndarray):
             seen = f"{key.dtype} {key.shape}"
             is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -121,10 +124,10 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
             raise ValueError(
                 f"the dropout's key is {seen}; it must be one key, as from jax.random.key."
             )
-    return [_in_32_bits(one.replace(rate=_known(one.rate))) for one in several]
+    return [_in_32_bits(item.replace(rate=_in_float32(item.rate))) for item in several]
 
 
-def _known(rate: Any) -> Any:
+def _in_float32(rate: Any) -> Any:
     """Return a rate that is an array in 32 bits at least; a whole number, which is 0, as such."""
     if not isinstance(rate, Array | np.ndarray) or isinstance(rate, Tracer):
         return rate
@@ -152,20 +155,19 @@ def dropout_masks(
     """
     L = len(layers)
     by_layer = [NO_MARKS] * L
-    for one in each(dropout):
-        threshold, scale = _threshold_and_scale(one.rate)
-        _check(one)
-        rows = _whole("first_step", one.first_step), _whole("first_row", one.first_row)
+    for item in each(dropout):
+        threshold, scale = _threshold_and_scale(item.rate)
+        _check(item)
+        rows = _whole("first_step", item.first_step), _whole("first_row", item.first_row)
         if scale is None:
             continue
-        seeds: Any = _seeds(one, layers).of_layers
-        for i in (i for i in range(L) if _is_at(one.site, i, L)):
+        seeds = _seeds(item, layers).of_layers
+        for i in (i for i in range(L) if _is_at(item.site, i, L)):
             carry = jax.eval_shape(lambda p: p.zero_carry(batch_size), layers[i])
-            units = (
-                sizes(layers[i])[0] if one.site == "input" else jax.tree.leaves(carry)[0].shape[1]
-            )
+            is_input = item.site == "input"
+            units = sizes(layers[i])[0] if is_input else jax.tree.leaves(carry)[0].shape[1]
             draw = _Draw(seeds[i], threshold, scale, (num_steps, batch_size), *rows, carry)
-            by_layer[i] = by_layer[i]._replace(**KINDS[one.kind](draw, one.site, units))
+            by_layer[i] = by_layer[i]._replace(**KINDS[item.kind](draw, item.site, units))
     return [marks.turned() for marks in by_layer] if reverse else by_layer
 
 
@@ -183,12 +185,12 @@ class _Draw(NamedTuple):
     """How the units of a layer are drawn. `carry` has the shapes of the layer's."""
 
     seed: UInt32[Array, "parts 2"] | None
-    threshold: Any
-    scale: Any
+    threshold: Threshold
+    scale: Scale
     shape: tuple[Size, Size]  # T, B
     first_step: UInt32[AnyArray, ""]
     first_row: UInt32[AnyArray, "*B"]
-    carry: Any
+    carry: Tree
 
     def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
         """Return which units are kept at each step."""
@@ -250,20 +252,20 @@ def in_rows(dropout: Dropouts, rows: UInt32[Array, "B"] | None) -> Dropouts:
     if rows is None:
         return dropout
     beyond = rows - jnp.arange(len(rows), dtype=rows.dtype)
-    first_row = lambda one: _whole("first_row", one.first_row) + beyond
-    return [one.replace(first_row=first_row(one)) for one in each(dropout)]
+    first_row = lambda item: _whole("first_row", item.first_row) + beyond
+    return [item.replace(first_row=first_row(item)) for item in each(dropout)]
 
 
 def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     """Return the dropout of the part of a sequence that begins at this step."""
     offset = jnp.asarray(step).astype(jnp.uint32)
-    first_step = lambda one: _whole("first_step", one.first_step) + offset
-    return [one.replace(first_step=first_step(one)) for one in each(dropout)]
+    first_step = lambda item: _whole("first_step", item.first_step) + offset
+    return [item.replace(first_step=first_step(item)) for item in each(dropout)]
 
 
 def seeded(dropout: Dropouts, layers: Sequence[CellParams]) -> list[Dropout]:
     """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds."""
-    return [_in_32_bits(one).replace(key=_seeds(one, layers)) for one in each(dropout)]
+    return [_in_32_bits(item).replace(key=_seeds(item, layers)) for item in each(dropout)]
 
 
 def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
@@ -300,16 +302,15 @@ def _is_at(site: str, i: int, L: int) -> bool:
 def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
     """Return, of each direction, for each layer, the dropouts for `unroll` of it alone."""
     parts: list[list[list[Dropout]]] = [[[] for _ in range(L)] for _ in range(2)]
-    for one in each(dropout):
-        site = "output" if one.site == "between" else one.site
-        for layers, key in zip(parts, _split(one.key, 2), strict=True):
+    for item in each(dropout):
+        for layers, key in zip(parts, _split(item.key, 2), strict=True):
             for i, of_layer in enumerate(_split(key, L)):
-                if _is_at(one.site, i, L):
-                    layers[i].append(one.replace(key=of_layer, site=site))
+                if _is_at(item.site, i, L):
+                    layers[i].append(item.replace(key=of_layer, site=_field(item.site)))
     return parts
 
 
-def _threshold_and_scale(rate: Any) -> tuple[Any, Any]:
+def _threshold_and_scale(rate: Any) -> tuple[Threshold, Scale | None]:
     """Return the number of bit patterns that drop a unit, and the scale; it is None for rate 0."""
     if isinstance(rate, Array) and jnp.issubdtype(rate.dtype, jax.dtypes.prng_key):
         raise ValueError("the dropout rate is a key; the order is Dropout(key, rate, site).")

@@ -1,32 +1,29 @@
 """A recurrent layer over all steps, forward and backward: `over_time` runs a cell's `Recurrence`.
 
-Letters as in `cells/base.py`.
+Letters as in `cells/contract.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells.base import Carry, Recurrence, Size
+from jaxgru.cells.carry import C, Carry, Size, Tree, besides_hidden, hidden, with_hidden
+from jaxgru.cells.contract import Recurrence, Weights
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
-from jaxgru.cells.marks import (
-    NO_MARKS,
-    Marks,
-    before_each,
-    besides_hidden,
-    hidden,
-    mixed,
-    with_hidden,
-)
+from jaxgru.cells.marks import NO_MARKS, Marks, before_each, mixed
+
+S = TypeVar("S")
+AnyRecurrence: TypeAlias = Recurrence[Any]
+Residuals: TypeAlias = tuple[Weights, Carry, Array, Tree, Marks]
 
 
-def training_layout(recurrence: Recurrence, B: Size, H: int) -> Layout:
+def training_layout(recurrence: AnyRecurrence, B: Size, H: int) -> Layout:
     """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
     if recurrence.in_rows or not isinstance(B, int) or B >= 64 or B * H <= 2**13:
         return IN_ROWS  # `jax.export` has symbolic sizes
@@ -41,8 +38,8 @@ def turned_marks(layout: Layout, marks: Marks) -> Marks:
 
 
 def advance(
-    layout: Layout, equations: Callable[[Any], tuple[Any, Any]], carry: Any, now: Marks
-) -> tuple[Any, Any, Any]:
+    layout: Layout, equations: Callable[[C], tuple[C, S]], carry: C, now: Marks
+) -> tuple[C, C, S]:
     """Compute one step with its reset, dropout, zoneout and padding.
 
     Args:
@@ -60,13 +57,13 @@ def advance(
 
 
 def over_time(
-    recurrence: Recurrence,
-    U: tuple[Array, ...],
-    carry: Carry,
+    recurrence: Recurrence[C],
+    U: Weights,
+    carry: C,
     a: Array,
     marks: Marks = NO_MARKS,
     return_carries: bool = False,
-) -> tuple[Any, Carry]:
+) -> tuple[Tree, C]:
     """Run a recurrence over all steps, with its own gradient.
 
     The backward scan carries only the gradient of the state and stores what the gradients of the
@@ -90,14 +87,28 @@ def over_time(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _over_time(recurrence, return_carries, U, carry, a, marks):
+def _over_time(
+    recurrence: AnyRecurrence,
+    return_carries: bool,
+    U: Weights,
+    carry: Carry,
+    a: Array,
+    marks: Marks,
+) -> tuple[Tree, Carry]:
     # XLA vectorizes the gates only if each is an array of its own: with the reset gate after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
     gates = IN_ROWS.split(a, recurrence.num_gates)
     return _scan(IN_ROWS, recurrence, return_carries, U, carry, gates, marks)[:2]
 
 
-def _forward(recurrence, return_carries, U, carry, a, marks):
+def _forward(
+    recurrence: AnyRecurrence,
+    return_carries: bool,
+    U: Weights,
+    carry: Carry,
+    a: Array,
+    marks: Marks,
+) -> tuple[tuple[Tree, Carry], Residuals]:
     layout = training_layout(recurrence, *hidden(carry).shape)
     outputs, last, saved = _scan(
         layout, recurrence, return_carries, U, carry, [a], marks, save=True
@@ -105,7 +116,16 @@ def _forward(recurrence, return_carries, U, carry, a, marks):
     return (outputs, last), (U, carry, hidden(outputs), saved, marks)
 
 
-def _scan(layout, recurrence, return_carries, U, carry, parts, marks, save=False):
+def _scan(
+    layout: Layout,
+    recurrence: AnyRecurrence,
+    return_carries: bool,
+    U: Weights,
+    carry: Carry,
+    parts: list[Array],
+    marks: Marks,
+    save: bool = False,
+) -> tuple[Tree, Carry, Tree]:
     """Return the output of every step and the last carry, in rows; and what the gradient needs.
 
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
@@ -115,7 +135,7 @@ def _scan(layout, recurrence, return_carries, U, carry, parts, marks, save=False
     U, carry, marks = layout.weights(U), turned(carry), turned_marks(layout, marks)
     of_part //= len(parts)
 
-    def step(carry, now):
+    def step(carry: Carry, now: tuple[list[Array], Marks]) -> tuple[Carry, Tree]:
         parts, marks_now = now
         gates = [gate for part in parts for gate in layout.split(layout.turn(part), of_part)]
         equations = lambda carry: recurrence.step(dropping, U, carry, gates)
@@ -128,7 +148,12 @@ def _scan(layout, recurrence, return_carries, U, carry, parts, marks, save=False
     return outputs, turned(last), saved
 
 
-def _backward(recurrence, return_carries, residuals, cotangents):
+def _backward(
+    recurrence: AnyRecurrence,
+    return_carries: bool,
+    residuals: Residuals,
+    cotangents: tuple[Tree, Carry],
+) -> tuple[Weights, Carry, Array, Marks]:
     U, first, h, (others, new_others, saved), marks = residuals
     layout = training_layout(recurrence, *h.shape[1:])
     turned, dropping = layout.turned, layout.dropping(marks.product)
@@ -143,7 +168,7 @@ def _backward(recurrence, return_carries, residuals, cotangents):
     if new_others is not None:
         after = with_hidden(after, hidden(after), new_others)
 
-    def step(gradients, inputs):
+    def step(gradients: Tree, inputs: Tree) -> tuple[Tree, Weights]:
         (d_carry, d_initial), (d_output, sources, now) = gradients, inputs
         now = in_layout.at(now)
         if return_carries:

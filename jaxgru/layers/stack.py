@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxgru.cells import CellParams, init_gru, init_lstm, init_rnn, sizes
-from jaxgru.cells.base import check_flags
+from jaxgru.cells.contract import CELLS, CellParams, Init, sizes
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import check_whole, shown
-
-INITS: dict[str, Callable[..., CellParams]] = {"gru": init_gru, "lstm": init_lstm, "rnn": init_rnn}
+from jaxgru.errors import check_flags, check_whole, shown
 
 
 @struct
@@ -28,8 +25,12 @@ class ResidualStack:
     layers: tuple[CellParams, ...]
 
 
+Layers: TypeAlias = CellParams | ResidualStack | Sequence[CellParams]
+"""What users call with: one layer or a stack of layers."""
+
+
 def init_stack(
-    cell: str | Callable[..., CellParams],
+    cell: str | Init,
     key: PRNGKeyArray,
     in_features: int,
     hidden_dim: int,
@@ -42,13 +43,13 @@ def init_stack(
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
-      cell: "gru", "lstm" or "rnn", or a function with the arguments of `init_gru`, such as
-        `init_min_gru` or that of a cell of your own.
+      cell: "gru", "lstm", "rnn" or another of `jaxgru.cells.CELLS`; or a function with the
+        arguments of `init_gru`.
       in_features: the size of the input at a step.
       hidden_dim: H, the size of the state of each layer, in each direction.
       bidirectional: draw layers for two directions, each of which reads the outputs of both.
       residual: return a `ResidualStack`: each layer above the first adds its input to its output.
-      options: for each layer, those of `init_gru`, `init_lstm`, `init_rnn` or the function.
+      options: for each layer, those of `init_gru` or the function that draws the cell.
 
     Returns:
       The layers, a tuple or a `ResidualStack`, for `unroll(layers, x)`; or a pair of these, for
@@ -59,10 +60,10 @@ def init_stack(
         is not a bool; or `init_gru` (or the other function) refuses an argument.
     """
     check_flags(bidirectional=bidirectional, residual=residual)
-    init = INITS.get(cell) if isinstance(cell, str) else cell
+    init = CELLS.get(cell) if isinstance(cell, str) else cell
     if not callable(init):
         raise ValueError(
-            f"the cell is {shown(cell)}; it must be one of {', '.join(INITS)}, or a function like "
+            f"the cell is {shown(cell)}; it must be one of {', '.join(CELLS)}, or a function like "
             "init_gru."
         )
     check_whole("num_layers", num_layers)

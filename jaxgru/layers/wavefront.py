@@ -21,17 +21,20 @@ The code is plain JAX: `vmap` of the recurrences in `cells/` and of their gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.base import Carry, CellParams
-from jaxgru.cells.marks import Marks, Mask, hidden
+from jaxgru.cells.carry import Carry, Tree, hidden
+from jaxgru.cells.contract import CellParams, Recurrence, Weights
+from jaxgru.cells.marks import Marks, Mask
 from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.layers.over_time import over_time
+
+Gradient: TypeAlias = tuple[Recurrence[Any], Weights] | None
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
 
@@ -43,7 +46,7 @@ def part_length(T: int) -> int:
 
 def supports(
     layers: Sequence[CellParams],
-    by_hand: Sequence[tuple | None],
+    by_hand: Sequence[Gradient],
     x: Array | Lookup,
     carry: Sequence[Carry],
     marks: Sequence[Marks],
@@ -55,31 +58,32 @@ def supports(
     There must be no resets, padding, zoneout, or variational dropout at the state.
     """
     T = x.shape[0]
-    if not isinstance(T, int) or any(known is None for known in by_hand):  # T can be symbolic
+    if not isinstance(T, int) or not all(by_hand):  # T can be symbolic
         return False
-    arrays = lambda m: (m.reset, m.real, m.update, m.product.keep)
-    if jax.tree.leaves([arrays(m) for m in marks]):
+    if jax.tree.leaves([(m.reset, m.real, m.update, m.product.keep) for m in marks]):
         return False
     shapes = lambda tree: tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
-    kinds = {(id(known[0]), shapes(known[1])) for known in by_hand if known}
+    kinds = {(gradient[0], shapes(gradient[1])) for gradient in by_hand if gradient}
     alike = {shapes(layer) for layer in layers[1:]}
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, [layer.b for layer in layers]))}
+    start = [jax.eval_shape(lambda p: p.zero_carry(1), layer) for layer in layers]
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, start))}
     return len(kinds) == len(alike) == len(dtypes) == 1 and 1 < part_length(T) < T
 
 
 def unroll_stack(
     layers: Sequence[CellParams],
-    by_hand: Sequence[tuple],
+    by_hand: Sequence[Gradient],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
     marks: Sequence[Marks],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers that `supports` accepts; `by_hand` is each one's."""
-    L, recurrence = len(layers), by_hand[0][0]
+    gradients = [gradient for gradient in by_hand if gradient]
+    L, recurrence = len(layers), gradients[0][0]
     first_a = apply_to(layers[0].inputs, x)
     (T, B), H = first_a.shape[:2], hidden(carry[0]).shape[-1]
     upper = _stack(layers[1:])
-    U, stacked_carry = _stack([known[1] for known in by_hand]), _stack(carry)
+    U, stacked_carry = _stack([weights for _, weights in gradients]), _stack(carry)
     C = T // part_length(T)
 
     def waves(y: Array, layer: int) -> Array:
@@ -98,7 +102,7 @@ def unroll_stack(
     )
     layer, weights = jnp.arange(L), rounded_inside((upper, U))
 
-    def wave(state: tuple, inputs: tuple) -> tuple[tuple, Array]:
+    def wave(state: Tree, inputs: Tree) -> tuple[Tree, Array]:
         (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
         upper, U = weights()
         a = jnp.concatenate([first_a[None], jax.vmap(lambda p, x: p.inputs(x))(upper, below)])
@@ -117,5 +121,5 @@ def unroll_stack(
     return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked_carry) for i in range(L))
 
 
-def _stack(trees: Sequence) -> Any:
+def _stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -18,14 +18,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgru.cells import CellParams, GRUParams
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type, shown
-from jaxgru.layers.arguments import as_array, is_pair
-from jaxgru.layers.unroll import bidirectional, unroll
-from jaxgru.layers.unroll import initial_carry as carry_of_layers
+from jaxgru.layers.api import bidirectional, unroll
+from jaxgru.layers.api import initial_carry as carry_of_layers
+from jaxgru.layers.validate import as_array, is_pair
 from jaxgru.libraries import InteropError
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams
 
 def in_directions(
     layers: Any, backward: Any = None
-) -> tuple[tuple[CellParams, ...], tuple[CellParams, ...] | None]:
+) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     """Return the layers that read forward, and those that read backward or None.
 
     They are given as one layer, a list or a pair of lists; or `backward` is given apart.

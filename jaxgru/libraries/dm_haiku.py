@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.unroll import unroll as unroll_layers
+from jaxgru.layers.api import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
 
 

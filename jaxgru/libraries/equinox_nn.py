@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import a_type
-from jaxgru.layers.unroll import step
-from jaxgru.layers.unroll import unroll as unroll_layers
+from jaxgru.layers.api import step
+from jaxgru.layers.api import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
 
 
@@ -150,7 +150,8 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
     make, order = common.counterpart(layer, cells, has)
-    (E, H), dtype = sizes(layer), layer.b.dtype
+    p: Any = layer
+    (E, H), dtype = sizes(p), p.b.dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
     W, U, b = common.sides(layer, order)
     arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}

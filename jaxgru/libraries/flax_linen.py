@@ -21,9 +21,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
-from jaxgru.cells.base import AnyArray
-from jaxgru.layers.arguments import as_array
-from jaxgru.layers.unroll import step
+from jaxgru.cells.carry import AnyArray
+from jaxgru.layers.api import step
+from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.flax_rnn import Parts
 

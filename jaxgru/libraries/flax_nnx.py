@@ -20,11 +20,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
-from jaxgru.cells.base import ACTIVATIONS, AnyArray
+from jaxgru.cells.carry import AnyArray
+from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.errors import a_type
+from jaxgru.layers.api import step
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
-from jaxgru.layers.unroll import step
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.flax_rnn import Parts
 
@@ -223,8 +224,9 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
                 "flax.nnx.GRUCell has no bias like cn, so a GRU whose cn is not zero cannot be "
                 "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
             )
-    (E, H), dtype = sizes(layer), layer.b.dtype
-    phi = ACTIVATIONS[layer.activation]
+    p: Any = layer
+    (E, H), dtype = sizes(p), p.b.dtype
+    phi = ACTIVATIONS[p.activation]
     options: dict[str, Any] = dict(param_dtype=dtype, activation_fn=phi)
     if isinstance(layer, RNNParams):
         options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'

@@ -19,20 +19,20 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
+from jaxgru import cells
 from jaxgru.cells import (
-    CELLS,
+    Cell,
     CellParams,
     LSTMParams,
     LSTMState,
-    ResetBeforeGRUParams,
     sizes,
 )  # fmt: skip
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import as_flags, in_reading_order, real_steps
+from jaxgru.layers.api import unroll
 from jaxgru.layers.stack import ResidualStack
-from jaxgru.layers.unroll import unroll
+from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
 
 
@@ -61,7 +61,8 @@ def _to_state_dict(layer: Any) -> dict[str, Any]:
 
 
 # Once this or another module of Flax's is imported
-for _params in (ResidualStack, ResetBeforeGRUParams, *CELLS.values()):
+_cells = [cls for cls in vars(cells).values() if isinstance(cls, type) and issubclass(cls, Cell)]
+for _params in (ResidualStack, *_cells):
     register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells import GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
 from jaxgru.errors import a_type
-from jaxgru.layers.arguments import check_stack
+from jaxgru.layers.validate import check_stack
 from jaxgru.libraries import InteropError, check_shapes, common
 
 try:
@@ -160,7 +160,7 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
     return model
 
 
-def _made(p: CellParams, options: dict[str, Any]) -> keras.layers.Layer:
+def _made(p: Any, options: dict[str, Any]) -> keras.layers.Layer:
     kinds = {
         GRUParams: (keras.layers.GRU, "zrn"),
         ResetBeforeGRUParams: (partial(keras.layers.GRU, reset_after=False), "zrn"),

@@ -29,10 +29,7 @@ from jaxgru.cells import (
     Cell,
     CellParams,
     GRUParams,
-    LSTMParams,
     MLPParams,
-    ResetBeforeGRUParams,
-    RNNParams,
     hidden,
     sizes,
 )  # fmt: skip
@@ -40,12 +37,12 @@ from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import a_type, check_one_of, needs
-from jaxgru.layers.arguments import as_initial, carry_like, check_stack
 from jaxgru.layers.over_time import advance
-from jaxgru.layers.stack import ResidualStack
+from jaxgru.layers.stack import Layers, ResidualStack
+from jaxgru.layers.validate import as_initial, carry_like, check_stack
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
-from jaxgru.libraries.onnx_nodes import ORDER, RecurrentNode, from_onnx, functions
+from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx, functions
 
 with needs("onnx"):
     import onnx
@@ -55,8 +52,8 @@ __all__ = ["RecurrentNode", "from_onnx", "to_onnx"]
 
 
 def to_onnx(
-    layers: CellParams | Sequence[Any],
-    backward: CellParams | Sequence[CellParams] | None = None,
+    layers: Layers | Sequence[Any],
+    backward: Layers | None = None,
     *,
     form: str = "sequence",
     lengths: bool = False,
@@ -92,7 +89,8 @@ def to_onnx(
     ahead, back = common.in_directions(layers, backward)
     residual = [isinstance(side[0], ResidualStack) for side in (ahead, back) if side]
     if all(residual):
-        ahead, back = common.in_directions(ahead[0].layers, back and back[0].layers)
+        stacks: list[Any] = [side[0] for side in (ahead, back) if side]
+        ahead, back = common.in_directions(*(stack.layers for stack in stacks))
     elif any(residual):
         raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
     check_one_of("form", form, ("sequence", "step"))
@@ -194,9 +192,9 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
             )
 
 
-def has_operator(p: CellParams) -> bool:
+def has_operator(p: Any) -> bool:
     """Return whether ONNX has an operator for such a layer over a sequence."""
-    if type(p) not in (GRUParams, ResetBeforeGRUParams, LSTMParams, RNNParams):
+    if type(p) not in OPERATORS:
         return False
     return p.U.ndim == 2 and options_of(p).keys() <= {"activation", "clip"}
 
@@ -215,8 +213,8 @@ def _path(i: int, d: int, directions: int) -> str:
     return f"{('forward', 'backward')[d]}.{i}" if directions == 2 else str(i)
 
 
-def _add_recurrent(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, mode: Mode) -> str:
-    layer, p, cell = f"layers.{i}", layers[0], layers[0].name
+def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: Mode) -> str:
+    layer, p, cell = f"layers.{i}", layers[0], OPERATORS[type(layers[0])]
     each = [common.stacked(p, ORDER[cell]) for p in layers]
     W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
     packed = {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}

@@ -20,7 +20,7 @@ from jax.export import is_symbolic_dim, symbolic_shape
 from jax.extend.core import Literal
 from jax.typing import DTypeLike
 
-from jaxgru.cells.base import Size
+from jaxgru.cells.carry import Size
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams
-from jaxgru.cells.base import ACTIVATIONS
+from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.errors import needs, shown
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -29,6 +29,7 @@ with needs("onnx"):
 
 ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
+OPERATORS = {GRUParams: "gru", ResetBeforeGRUParams: "gru", LSTMParams: "lstm", RNNParams: "rnn"}
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _MOVES = (
@@ -187,11 +188,13 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     cls = GRUParams if cell == "gru" and attributes.get("linear_before_reset") else cls
     made: list[Any] = [layer_from_operator(cls, *side) for side in zip(W, R, B, strict=True)]
     made = [p.replace(activation=each, clip=clip) for p, each in zip(made, phi, strict=True)]
-    ahead, back = (*made, None)[:2]
-    return RecurrentNode(_name(node), direction, ahead, back, graph.below(inputs.get("X", "")))
+    backward = made[1] if D == 2 else None
+    return RecurrentNode(
+        _name(node), direction, made[0], backward, graph.below(inputs.get("X", ""))
+    )
 
 
 def layer_from_operator(cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
     b, c = np.split(B, 2)
-    return common.layer_from_weights(cls, ORDER[cls.name], W.T, R.T, b, c)
+    return common.layer_from_weights(cls, ORDER[OPERATORS[cls]], W.T, R.T, b, c)

@@ -27,7 +27,8 @@ from jaxgru.cells import (
     sizes,
 )  # fmt: skip
 from jaxgru.errors import a_type, shown
-from jaxgru.layers.arguments import as_array
+from jaxgru.layers.stack import Layers
+from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
 GATES = {"gru": 3, "lstm": 4, "rnn": 1}
@@ -78,8 +79,8 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
 
 
 def to_torch(
-    layers: CellParams | Sequence[CellParams],
-    backward: CellParams | Sequence[CellParams] | None = None,
+    layers: Layers | Sequence[Any],
+    backward: Layers | None = None,
     *,
     batch_first: bool = False,
 ) -> Any:

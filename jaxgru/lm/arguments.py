@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, shown
-from jaxgru.layers.arguments import as_array, is_known
+from jaxgru.layers.validate import as_array, is_known
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_whole
-from jaxgru.layers.arguments import as_carry, carry_like
+from jaxgru.layers.validate import as_carry, carry_like
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper
 from jaxgru.lm.sampling import as_prompt, as_stop
 

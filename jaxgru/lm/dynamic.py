@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, check_whole, counted
 from jaxgru.lm.arguments import check_number

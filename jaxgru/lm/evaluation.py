@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, check_whole, shown
 from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.data.batching import as_text, power_of_two, unit_starts, windows

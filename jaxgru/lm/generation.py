@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxgru.cells import Lookup
-from jaxgru.cells.base import AnyArray, check_flags
-from jaxgru.errors import UserError, check_whole, shown
-from jaxgru.layers.unroll import unroll
+from jaxgru.cells.carry import AnyArray
+from jaxgru.errors import UserError, check_flags, check_whole, shown
+from jaxgru.layers.api import unroll
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError

@@ -17,20 +17,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
-from jaxgru.cells import CELLS, Carry, CellParams, Lookup, hidden
-from jaxgru.cells.base import AnyArray, Size
+from jaxgru.cells import Carry, CellParams, Lookup, hidden, sizes
+from jaxgru.cells.carry import AnyArray, Size
 from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, round_weights, rows
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
-from jaxgru.layers.arguments import as_flags, as_jax
+from jaxgru.layers.api import initial_carry as carry_of_layers
+from jaxgru.layers.api import step as step_of_layers
+from jaxgru.layers.api import unroll
 from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.implementations import forward_mode_explained, sharded_by_xla
-from jaxgru.layers.unroll import initial_carry as carry_of_layers
-from jaxgru.layers.unroll import step as step_of_layers
-from jaxgru.layers.unroll import unroll
+from jaxgru.layers.implementations import forward_mode_explained
+from jaxgru.layers.sharding import sharded_by_xla
+from jaxgru.layers.stack import init_stack
+from jaxgru.layers.validate import as_flags, as_jax
 from jaxgru.lm.arguments import as_tokens
-from jaxgru.lm.config import ModelConfig, recurrent_matrices
+from jaxgru.lm.config import ModelConfig
 
 
 @struct
@@ -75,18 +77,16 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
       dtype: of all parameters; a floating-point one.
     """
     V, E, L = config.vocab_size, config.embedding_dim, config.num_layers
-    H = config.proj_size or config.hidden_dim  # of a layer's output
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
-    inputs = [E] + [H] * (L - 1)
-    draw = CELLS[config.cell].draw
+    layers = init_stack(
+        config.cell, k_layers, E, config.hidden_dim, L, dtype=dtype, **config.cell_options()
+    )
+    H = sizes(layers[-1])[1]
     bound = H**-0.5
     norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.final_norm else None
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
-        layers=tuple(
-            draw(key, E, config.hidden_dim, config, dtype)
-            for key, E in zip(jax.random.split(k_layers, L), inputs, strict=True)
-        ),
+        layers=layers,
         norm=norm,
         head=HeadParams(
             Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
@@ -130,7 +130,7 @@ def weight_dropper(key: PRNGKeyArray, params: Params, rate: float) -> Callable[[
     """
 
     def draw(key: PRNGKeyArray, layer: CellParams) -> dict[str, Array]:
-        names = recurrent_matrices(layer.name)
+        names = layer.recurrent
         keys = zip(names, jax.random.split(key, len(names)), strict=True)
         shape = lambda name: getattr(layer, name).shape
         return {name: jax.random.bernoulli(key, 1 - rate, shape(name)) for name, key in keys}
@@ -139,7 +139,7 @@ def weight_dropper(key: PRNGKeyArray, params: Params, rate: float) -> Callable[[
 
     def dropped(layer: CellParams, kept: dict[str, Array]) -> CellParams:
         drop = lambda name, keep: jnp.where(keep, getattr(layer, name) / (1 - rate), 0)
-        return dataclasses.replace(layer, **{name: drop(name, keep) for name, keep in kept.items()})
+        return layer.replace(**{name: drop(name, keep) for name, keep in kept.items()})
 
     return lambda params: dataclasses.replace(
         params, layers=tuple(map(dropped, params.layers, kept))

@@ -16,13 +16,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
-from jaxgru.cells.base import AnyArray, check_flags
+from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import UserError, check_whole, shown
-from jaxgru.layers.arguments import as_array, as_carry, carry_like, is_known, real_steps
-from jaxgru.layers.unroll import unroll
+from jaxgru.errors import UserError, check_flags, check_whole, shown
+from jaxgru.layers.api import unroll
+from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, real_steps
 from jaxgru.lm.arguments import check_number, check_tokens
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll

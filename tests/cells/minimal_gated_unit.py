@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 from jaxtyping import Array, Float
 
-from jaxgru.cells.base import Cell
+from jaxgru.cells.contract import Cell
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.pytrees import struct
 
@@ -23,13 +23,7 @@ class MGUParams(Cell):
     Wn: Float[Array, "E H"]
     Un: Float[Array, "H H"]
     bn: Float[Array, "H"]
-    name = "mgu"
-
-    @classmethod
-    def draw(cls, key, E, H, options, dtype):
-        W, U, b = initializers(E, H, dtype)
-        k = jax.random.split(key, 6)
-        return cls(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))
+    recurrent = "Uf", "Un"
 
     def sizes(self):
         return self.Wf.shape
@@ -45,3 +39,9 @@ class MGUParams(Cell):
         f = sigmoid(x_f + layout.times(self.Uf, h))
         n = jnp.tanh(x_n + layout.times(self.Un, f * h))
         return (1 - f) * h + f * n
+
+
+def init_mgu(key, in_features, hidden_dim, *, dtype=jnp.float32):
+    W, U, b = initializers(in_features, hidden_dim, dtype)
+    k = jax.random.split(key, 6)
+    return MGUParams(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))

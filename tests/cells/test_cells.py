@@ -13,7 +13,7 @@ EVERY_INIT = pytest.mark.parametrize("init", [cells.init_gru, cells.init_lstm, c
 
 
 def test_an_mlp_starts_as_a_linear_layer_of_all_its_inputs():
-    p = cells.init_mlp(jax.random.key(0), 16, 50, 4)
+    p = cells.init_mlp(jax.random.key(0), 16, 50, context_length=4)
     assert p.W.shape == (4, 16, 50)
     for value in (p.W, p.b):  # fan_in 64: within ±1/8, and close to both bounds
         assert np.abs(value).max() <= 0.125 and value.max() > 0.11 and value.min() < -0.11
@@ -83,6 +83,8 @@ def test_zero_carry(init):
 
 @pytest.mark.parametrize("K", [1, 4])
 def test_zero_carry_of_an_mlp_is_its_empty_memory(K):
-    h, context = cells.init_mlp(jax.random.key(0), 3, 5, K, jnp.float16).zero_carry(2)
+    h, context = cells.init_mlp(
+        jax.random.key(0), 3, 5, context_length=K, dtype=jnp.float16
+    ).zero_carry(2)
     assert h.shape == (2, 5) and context.shape == (2, K - 1, 3)
     assert h.dtype == context.dtype == jnp.float16 and not h.any() and not context.any()

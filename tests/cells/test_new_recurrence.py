@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY
 from equations import sigma
-from minimal_gated_unit import MGUParams
+from minimal_gated_unit import init_mgu
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.cells.base import Cell
+from jaxgru.cells.contract import Cell
 from jaxgru.cells.pytrees import struct
 from jaxgru.lm.config import load_config
 from jaxgru.lm.evaluation import window_loss
@@ -24,7 +24,7 @@ from jaxgru.lm.runs.lifecycle import resume_run, start_run
 
 @pytest.fixture(scope="module")
 def registered():
-    cells.register(MGUParams)
+    cells.register(init_mgu)
     yield
     del cells.CELLS["mgu"]
 
@@ -107,7 +107,7 @@ def test_the_guides_dreamer_gru(n):
             candidate, update = np.tanh(sigma(reset) * candidate), sigma(update - 1)
             h = update * candidate + (1 - update) * h
             np.testing.assert_allclose(y[row, t], h, atol=1e-12)
-    drawn = names["DreamerParams"].draw(jax.random.key(0), 64, 512, None, jnp.float32, n).W
+    drawn = names["init_dreamer_gru"](jax.random.key(0), 64, 512, num_groups=n).W
     np.testing.assert_allclose(drawn.std(), (512 + n * 64) ** -0.5, rtol=0.005)  # 5 σ
 
 
@@ -123,11 +123,17 @@ def test_it_is_saved(name, run, tmp_path):
 
 
 def test_another_of_its_name_is_refused(registered):
-    with pytest.raises(ValueError, match="the cell mgu is MGUParams already"):
-        cells.register(type("Other", (Cell,), {"name": "mgu"}))
-    with pytest.raises(ValueError, match="Nameless has no name; it must be what model.cell"):
-        cells.register(type("Nameless", (Cell,), {}))
-    with pytest.raises(jaxgru.UserError, match="before, but this cell is mgu; the option is only"):
+    with pytest.raises(ValueError, match="the cell mgu is drawn by minimal_gated_unit.init_mgu"):
+
+        @cells.register
+        def init_mgu(key, in_features, hidden_dim, *, dtype): ...
+
+    with pytest.raises(ValueError, match="GRUParams is not named init_…; the rest of the name"):
+        cells.register(jaxgru.GRUParams)
+    with pytest.raises(
+        jaxgru.UserError,
+        match="reset_gate is 'before', .* mgu, which has no .*, or give --model.reset_gate after.",
+    ):
         jaxgru.lm.ModelConfig(cell="mgu", reset_gate="before")
 
 
@@ -138,16 +144,15 @@ def test_a_cell_that_is_defined_again_replaces_the_one_before():
         @struct
         class Params(Cell):
             b: jax.Array
-            name = "twice"
             sizes = lambda self: (1, *self.b.shape)
             step = lambda self, layout, h, x: scale * h + self.b
 
-        return Params
+        @cells.register
+        def init_twice(key, in_features, hidden_dim, *, dtype=jnp.float32):
+            return Params(jnp.ones(hidden_dim, dtype))
 
-    cells.register(define(2))
-    again = define(3)
-    cells.register(again)
-    cells.register(again)
-    layer = cells.CELLS["twice"](jnp.ones(2))
-    y, _ = jaxgru.unroll(layer, jnp.ones((1, 2, 1)))
+    define(2)
+    define(3)
+    layers = jaxgru.init_stack("twice", jax.random.key(0), 1, 2)
+    y, _ = jaxgru.unroll(layers, jnp.ones((1, 2, 1)))
     np.testing.assert_array_equal(y, [[[1, 1], [4, 4]]])

@@ -123,7 +123,7 @@ RELU = {"activation": "relu"}
         (LSTM, RELU, lstm),
         (jaxgru.init_rnn, {}, rnn),
         (jaxgru.init_rnn, RELU, rnn),
-        (cells.init_mlp, {"K": 3}, mlp),
+        (cells.init_mlp, {"context_length": 3}, mlp),
         (jaxgru.init_min_gru, {}, min_gru),
         (MOGRIFIER, {}, mogrifier),
         *[(MOGRIFIER, {"num_rounds": rounds, "rank": 2}, mogrifier) for rounds in (2, 3, 6)],

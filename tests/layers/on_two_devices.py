@@ -20,10 +20,10 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxgru  # noqa: E402
-from jaxgru.layers import implementations  # noqa: E402
+from jaxgru.layers import blocks  # noqa: E402
 from jaxgru.libraries import flax_rnn as flax  # noqa: E402
 
-implementations.ROWS_AT_ONCE = 104  # blocks of 4 steps
+blocks.ROWS_AT_ONCE = 104  # blocks of 4 steps
 
 B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")

@@ -17,7 +17,7 @@ from jaxgru import cells
 from jaxgru.cells import mlp
 from jaxgru.cells.marks import Marks, Mask
 from jaxgru.cells.products import dot
-from jaxgru.layers import implementations
+from jaxgru.layers import blocks, implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(autouse=True)
-def blocks(monkeypatch):
+def short_blocks(monkeypatch):
     """Of 2 steps for 2 rows. Other tests' sequences are shorter than a block."""
-    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(blocks, "FEWEST_BLOCKS", 1)
 
 
 def problem(kind, T, seed=0):
@@ -69,7 +69,7 @@ def test_lengths_of_blocks(monkeypatch):
     """
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    length_of = implementations.block_length
+    length_of = blocks.block_length
     sizes = [(64, 128), (24, 128), (1024, 128), (0, 128), (64, 512), (32, 1024)]
     assert [length_of(10_000, *size) for size in sizes] == [8, 20, 1, 500, 16, 25]
     assert [length_of(T, 64, 128) for T in (1, 12, 13, 17, 100, 101, 128)] == [
@@ -86,7 +86,7 @@ def test_lengths_of_blocks(monkeypatch):
 @pytest.mark.parametrize("kind", ["gru", "lstm", *slow(*INIT), "min_gru", "rnn", "mlp"])
 def test_a_stepper_is_the_cell_step_by_step(kind):
     p, x, carry, _ = problem(kind, 3)
-    index, one_step = np.array([1, 0]), jax.jit(cells.cell)
+    index, one_step = np.array([1, 0]), jax.jit(cells.one_step)
     for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
         step, expected, seen = jax.jit(cells.stepper(p, table)), carry, carry
         for x_or_index in inputs:
@@ -110,7 +110,9 @@ def test_an_mlp_of_many_positions(monkeypatch):
 def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     x = jnp.ones((5, 2, 3), jnp.float32)
     run = lambda p: unroll_layer(p, p.zero_carry(2), x, Marks())
-    program = lambda K: str(jax.make_jaxpr(run)(cells.init_mlp(jax.random.key(0), 3, 4, K)))
+    program = lambda K: str(
+        jax.make_jaxpr(run)(cells.init_mlp(jax.random.key(0), 3, 4, context_length=K))
+    )
     assert program(1023).count("dot_general") <= program(16).count("dot_general")
 
 

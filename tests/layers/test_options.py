@@ -16,9 +16,9 @@ from random_models import INIT, in_blocks
 
 import jaxgru
 from jaxgru import cells
+from jaxgru.cells.carry import hidden, with_hidden
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
-from jaxgru.cells.marks import hidden, with_hidden
-from jaxgru.layers import implementations, over_time, wavefront
+from jaxgru.layers import blocks, over_time, wavefront
 from jaxgru.layers.dropout import dropout_masks
 
 SAMPLES, MORE = 100, 3000
@@ -144,7 +144,7 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
             at_start = real[t] & (read != episodes[t]) if reverse else resets[t]
             old = chosen(at_start, start, c)
             x_t = mask["input"](x[t], t)[None]
-            new = cells.cell(layer, old, x_t, layout)
+            new = cells.one_step(layer, old, x_t, layout)
             new = with_hidden(new, mask["state"](hidden(new), t))
             new = mask["update"](new, old, t)
             c, read = chosen(real[t], new, old), jnp.where(real[t], episodes[t], read)
@@ -187,8 +187,8 @@ def mask_of(marks, b):
 
 def check(number, monkeypatch, forget_traces):
     o = options_of(number)
-    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", o["steps_at_once"] * math.prod(o["batch"]))
-    monkeypatch.setattr(implementations, "FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", o["steps_at_once"] * math.prod(o["batch"]))
+    monkeypatch.setattr(blocks, "FEWEST_BLOCKS", 1)
     monkeypatch.setattr(wavefront, "PART", 2)
     layout = lambda recurrence, *_: IN_ROWS if recurrence.in_rows else o["layout"]
     monkeypatch.setattr(over_time, "training_layout", layout)

@@ -27,8 +27,8 @@ from random_models import INIT
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.cells.lstm import RECURRENCE
-from jaxgru.layers import implementations, over_time
+from jaxgru.cells.lstm import LSTM as Recurrence
+from jaxgru.layers import blocks, over_time
 
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(autouse=True)
-def blocks(monkeypatch, forget_traces):
+def short_blocks(monkeypatch, forget_traces):
     """Of 2 steps for 3 rows, so that a sequence has several."""
-    monkeypatch.setattr(implementations, "ROWS_AT_ONCE", 6)
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 6)
 
 
 def stack_of(kind, num_layers, seed=0):
@@ -56,7 +56,7 @@ def stack_of(kind, num_layers, seed=0):
 def test_which_way():
     """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
     sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
-    layouts = [over_time.training_layout(RECURRENCE, *size).axis for size in sizes]
+    layouts = [over_time.training_layout(Recurrence(), *size).axis for size in sizes]
     assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
 
 

@@ -28,7 +28,7 @@ from jaxgru.libraries.onnx_graph import Graph  # noqa: E402
 
 TOLERANCE = 1e-5  # some roundings of values of about 1
 KEY, GRU, GRU6 = jax.random.key(0), layer("gru"), layer("gru", 6)
-MLP = init_mlp(KEY, 4, 6, 3)
+MLP = init_mlp(KEY, 4, 6, context_length=3)
 
 
 def runtime(model):

@@ -270,6 +270,7 @@ BAD_VALUES = {
     "training.gradient_accumulation": ["0", "1.5"],
     "training.shard_parameters": ["1", ""],
     "model.activation": ["gelu", ""],
+    "model.layer_norm": ["1", ""],
     "model.initial_weights": ["normal", ""],
     "training.sequence_length": ["0"],
     "training.learning_rate": ["0", "-1e-3", "inf", "nan", "fast", "1" + "0" * 400],
@@ -299,7 +300,7 @@ class TestRefusals:
             with pytest.raises((ConfigError, SystemExit)) as refusal:
                 load_config("astra_alpha", typed(f"--{dotted}={text}"))
             said = str(refusal.value) + capsys.readouterr().err
-            wrong = ": (invalid .* value|expected one|.* is neither)| is .*(must be|only for)"
+            wrong = ": (invalid .* value|expected one|.* is neither)| is .*(must be|no such option)"
             assert re.search(f"{dotted}({wrong})", said)
 
     @pytest.mark.parametrize(
@@ -320,7 +321,8 @@ class TestRefusals:
         "overrides, says",
         [
             ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
-            ({"model.cell": "mlp", "model.context_length": 3},
+            ({"model.cell": "mlp", "model.context_length": 3,
+              "model.initial_weights": "orthogonal"},
              "weight_drop is 0.3, but it is only for cells with recurrent matrices."),
             ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
             ({"data.batches": "crops", "training.random_offset": False},
@@ -338,9 +340,10 @@ class TestRefusals:
             ({"cell": "rnn", "reset_gate": "before"}, "reset_gate.*this cell is rnn"),
             ({"cell": "gru", "context_length": 1}, "context_length is 1, but this cell is gru"),
             ({"cell": "mlp"}, "context_length is 0; it must be at least 1.*this cell is mlp"),
-            ({"cell": "projected_lstm"}, "proj_size is 0; it must be at least 1"),
-            ({"cell": "min_gru", "activation": "relu"}, "is relu, .*only for gru, lstm, rnn"),
-            ({"cell": "rnn", "num_blocks": 2}, "num_blocks is 2.*only for .*layer_norm_gru"),
+            ({"cell": "min_gru", "activation": "relu"}, "is 'relu', .*--model.activation tanh"),
+            ({"cell": "lstm", "second_bias": True, "reset_gate": "before"},
+             "reset_gate is 'before' and model.second_bias is True, but .* lstm, .*; drop it"
+             ", or give --model.reset_gate after --model.second_bias false"),
         ],
     )  # fmt: skip
     def test_options_belong_to_their_cells(self, options, says):

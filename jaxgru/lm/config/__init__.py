@@ -24,11 +24,10 @@ from jaxgru.lm.config.sections import (
     TrainingConfig,
     dotted_names,
     field_value,
-    recurrent_matrices,
 )
 
 __all__ = [
     "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig", "about",
     "choices", "config_dir", "config_names", "dotted_names", "field_types", "field_value",
-    "from_dict", "load_config", "override", "parse_toml", "recurrent_matrices", "to_dict",
+    "from_dict", "load_config", "override", "parse_toml", "to_dict",
 ]  # fmt: skip

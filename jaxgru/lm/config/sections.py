@@ -6,9 +6,12 @@ import dataclasses
 import encodings
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
+
+import jax
 
 from jaxgru.cells import CELLS
+from jaxgru.cells.contract import options_of_cell
 from jaxgru.errors import shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.config.fields import (
@@ -21,6 +24,9 @@ from jaxgru.lm.config.fields import (
     zero_to_one,
 )
 from jaxgru.lm.data.tokenizers import TOKENIZERS
+
+FIELDS = {"init": "initial_weights"}
+"""A keyword of the function that draws a cell → the field of `model`, where it is another."""
 
 MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
 
@@ -58,8 +64,9 @@ class ModelConfig(Section):
         at_least=1,
     )
     proj_size: int = recipe(
-        0, "projected_lstm: size of a layer's output; 0 for all other cells", at_least=0
+        0, "LSTM: size of a layer's output, a projection of h; 0: none", at_least=0
     )
+    layer_norm: bool = recipe(False, "GRU and LSTM: layer normalisation within the cell")
     second_bias: bool = recipe(
         False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
     )
@@ -79,16 +86,17 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in dataclasses.fields(self):
-            owners = [name for name, cell in CELLS.items() if field.name in cell.options]
-            value = getattr(self, field.name)
-            if owners and self.cell not in owners and value != field.default:
-                raise ConfigError(
-                    f"model.{field.name} is {value}, but this cell is {self.cell}; the option is "
-                    f"only for {', '.join(owners)}."
-                )
-        for name in ("context_length", "proj_size"):
-            if name in CELLS[self.cell].options and getattr(self, name) == 0:
+        options, accepted = self.cell_options(), options_of_cell(self.cell)
+        foreign = [FIELDS.get(key, key) for key in options if key not in accepted]
+        if foreign:
+            seen = [f"model.{name} is {shown(getattr(self, name))}" for name in foreign]
+            remedy = [f"--model.{name} {getattr(ModelConfig, name)}".lower() for name in foreign]
+            raise ConfigError(
+                f"{' and '.join(seen)}, but this cell is {self.cell}, which has no such option; "
+                f"drop it, or give {' '.join(remedy)}."
+            )
+        for name, parameter in accepted.items():
+            if parameter.default is parameter.empty and name not in options and hasattr(self, name):
                 raise ConfigError(
                     f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
@@ -97,6 +105,21 @@ class ModelConfig(Section):
                 f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
                 f"model.hidden_dim, {self.hidden_dim}."
             )
+
+    def cell_options(self) -> dict[str, Any]:
+        """Return the keywords for the function that draws the cell, if they are not the default."""
+        keywords = {keyword for cell in CELLS for keyword in options_of_cell(cell)}
+        names = {keyword: FIELDS.get(keyword, keyword) for keyword in sorted(keywords)}
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        options = {key: getattr(self, name) for key, name in names.items() if name in fields}
+        return {key: value for key, value in options.items() if value != fields[names[key]]}
+
+    def recurrent_matrices(self) -> tuple[str, ...]:
+        """Return the names of a layer's recurrent matrices; of an MLP, none."""
+        draw = lambda: CELLS[self.cell](
+            jax.random.key(0), 1, self.hidden_dim, **self.cell_options()
+        )
+        return jax.eval_shape(draw).recurrent
 
 
 @dataclass(frozen=True)
@@ -290,20 +313,16 @@ class Config:
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
         model, streams = self.model, self.data.batches == "streams"
+        can_drop = not self.training.weight_drop or model.recurrent_matrices()
         for name, useful, of in (
             ("between_dropout", model.num_layers > 1, "more than one layer"),
-            ("weight_drop", recurrent_matrices(model.cell), "cells with recurrent matrices"),
+            ("weight_drop", can_drop, "cells with recurrent matrices"),
             ("random_offset", streams, "streams (data.batches)"),
             ("reset_probability", streams, "streams (data.batches)"),
         ):
             value = getattr(self.training, name)
             if not useful and value != getattr(TrainingConfig, name):
                 raise ConfigError(f"training.{name} is {value}, but it is only for {of}.")
-
-
-def recurrent_matrices(cell: str) -> list[str]:
-    """Return the names of a cell's recurrent matrices, which all begin with U; of an MLP, none."""
-    return [f.name for f in dataclasses.fields(cast(Any, CELLS[cell])) if f.name.startswith("U")]
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

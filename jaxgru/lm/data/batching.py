@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from jaxgru.cells.base import AnyArray
+from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, counted
 from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig

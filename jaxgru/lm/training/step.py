@@ -18,7 +18,7 @@ from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_insid
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
-from jaxgru.layers.implementations import in_segments
+from jaxgru.layers.remat import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
 from jaxgru.lm.model import (

@@ -32,7 +32,7 @@ CONFIG, TOKENIZER = Config("small", SMALL), CharacterTokenizer('a"é')
 @example(config=ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3), seed=0)
 @example(config=ModelConfig("mlp", 5, 3, 4, context_length=1), seed=0)
 @example(config=ModelConfig("mogrifier_gru", 5, 3, 4, num_layers=2, rank=2), seed=0)
-@example(config=ModelConfig("layer_norm_gru", 5, 3, 4, num_blocks=2), seed=0)
+@example(config=ModelConfig("gru", 5, 3, 4, num_blocks=2, layer_norm=True), seed=0)
 @example(config=ModelConfig("gru", 5, 3, 4, activation="relu"), seed=0)
 def test_bit_for_bit(suffix, config, seed, tmp_path_factory):
     """Also −0, NaN and infinity; of a .pth the models that the study has."""

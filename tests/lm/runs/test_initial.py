@@ -58,7 +58,7 @@ class TestWeights:
     def test_with_another_vocabulary_logits_of_common_tokens_are_the_models(self, cell, tmp_path):
         """The model cannot tell its own tokens under new numbers, whatever the other rows are."""
         old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
-        options = {"mlp": {"context_length": 2}, "projected_lstm": {"proj_size": 4}}.get(cell, {})
+        options = {"mlp": {"context_length": 2}}.get(cell, {})
         model = ModelConfig(cell, 7, 5, 6, 2, final_norm=True, **options)
         params = random_params(model)
         path = tmp_path / "model.safetensors"

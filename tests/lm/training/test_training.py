@@ -321,7 +321,7 @@ def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_state_has_a_buffer_for_each_array(cell):
     """Donation takes each buffer once: none may stand for two arrays."""
-    options = {"mlp": {"context_length": 2}, "projected_lstm": {"proj_size": 4}}.get(cell, {})
+    options = {"mlp": {"context_length": 2}}.get(cell, {})
     model = ModelConfig(cell, 3, 4, 4, 2, **options)
     state = init_state(model, dataclasses.replace(CONFIG.training, ema_decay=0.9), "streams")
     params = init(jax.random.key(0), model)  # for a training loop of a user's

@@ -1,6 +1,7 @@
 """Recurrent layers for a model of your own: `unroll`, `bidirectional`, `step`, `initial_carry`.
 
-Batch-major. `implementations.py` decides who computes, time-major; the transposes are here.
+Batch-major. `implementations.py` decides who computes, time-major; the transposes are here. A call
+is one compiled program: shapes, dtypes and options are checked while it is traced.
 """
 
 from __future__ import annotations
@@ -8,35 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
-from jaxtyping import Array, Float, Integer, Shaped
+from jaxtyping import Array, Bool, Float, Integer, Shaped, UInt32
 
-from jaxgru.cells import CellParams
-from jaxgru.cells.base import AnyArray, Size, check_flags
+from jaxgru.cells.carry import AnyArray, Size, Tree
+from jaxgru.cells.contract import CellParams
+from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, of_steps
-from jaxgru.errors import check_one_of, check_whole
-from jaxgru.layers.arguments import (
-    as_array,
-    as_arrays,
-    as_carry,
-    as_flags,
-    as_initial,
-    as_input,
-    as_layers,
-    as_lengths,
-    as_stack,
-    carry_like,
-    check_order,
-    check_stack,
-    in_reading_order,
-    real_steps,
-    strongly_typed,
-)
+from jaxgru.cells.products import Lookup, looked_up, of_steps
+from jaxgru.errors import check_flags, check_one_of, check_whole
 from jaxgru.layers.dropout import (
     Dropouts,
     checked,
@@ -47,25 +32,44 @@ from jaxgru.layers.dropout import (
 )
 from jaxgru.layers.implementations import (
     IMPLEMENTATIONS,
+    StackOptions,
     forward_mode_explained,
-    on_mesh,
-    over_batch_axes,
     plus_input,
-    run_in_segments,
     run_stack,
-    sharded_by_xla,
+)
+from jaxgru.layers.remat import run_in_segments
+from jaxgru.layers.sharding import on_mesh, over_batch_axes, sharded_by_xla
+from jaxgru.layers.stack import Layers
+from jaxgru.layers.validate import (
+    Carries,
+    as_array,
+    as_carry,
+    as_flags,
+    as_initial,
+    as_input,
+    as_lengths,
+    as_stack,
+    carry_like,
+    check_arrays,
+    check_containers,
+    check_layers,
+    check_order,
+    check_stack,
+    in_reading_order,
+    real_steps,
+    strongly_typed,
 )
 
 
 def unroll(
-    layers: CellParams | Sequence[CellParams],
+    layers: Layers,
     x: Float[AnyArray, "*B T F"] | Lookup,
-    carry: Any = None,
+    carry: Tree = None,
     *,
     reset: Shaped[AnyArray, "*B T"] | None = None,
     lengths: Integer[AnyArray, "*rows"] | None = None,
     mask: Shaped[AnyArray, "*B T"] | None = None,
-    initial: Any = None,
+    initial: Tree = None,
     reverse: bool = False,
     time_major: bool = False,
     return_carries: bool = False,
@@ -124,11 +128,10 @@ def unroll(
         it); the implementation or the dropout is unknown; or the cell cannot apply the dropout.
       TypeError: forward mode needs the implementation "autodiff".
     """
-    layers = as_layers("layers", layers)
-    check_order(layers, x, carry)
+    check_containers(layers, x, carry)
     options = _Options(implementation, time_major, return_carries, remat, reverse)
-    given = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
-    return _call(_unroll, options, given, layers)
+    arguments = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    return _call(_unroll, options, arguments, layers=layers)
 
 
 class _Options(NamedTuple):
@@ -144,57 +147,66 @@ class _Options(NamedTuple):
 class _Arguments(NamedTuple):
     """What layers are computed of; see `unroll`."""
 
-    x: Any
-    carry: Any
-    reset: Any = None
-    lengths: Any = None
-    mask: Any = None
-    initial: Any = None
+    x: AnyArray | Lookup
+    carry: Tree
+    reset: AnyArray | None = None
+    lengths: AnyArray | None = None
+    mask: AnyArray | None = None
+    initial: Tree = None
     dropout: Dropouts = None
 
 
-def _call(function: Callable, options: _Options, given: _Arguments, *layers: Any) -> Any:
-    """Call a compiled function, with arrays as arguments.
+def _call(
+    function: Callable[..., Any], options: _Options, arguments: _Arguments, **layers: Layers
+) -> Any:
+    """Call a compiled function.
 
     Here, the values of flags and lengths are checked. All else is while the function is traced.
     """
     check_one_of("the implementation", options.implementation, IMPLEMENTATIONS)
     check_flags(**dict(zip(options._fields[1:], options[1:], strict=True)))
-    if given.lengths is not None and given.mask is not None:
-        raise ValueError("both lengths and a mask are given; give one of them.")
-    shape = given.x.shape[:-1]
-    axis = 0 if options.time_major else len(shape) - 1
-    given = given._replace(
-        carry=as_arrays("the carry", given.carry),
-        initial=as_arrays("initial", given.initial),
-        dropout=checked(given.dropout),
-    )
-    if given.reset is not None:
-        given = given._replace(reset=as_flags("reset", given.reset, shape))
-    if given.mask is not None:
-        given = given._replace(mask=as_flags("mask", given.mask, shape))
-    if given.lengths is not None:
-        given = given._replace(lengths=as_lengths(given.lengths, shape, axis))
-    with forward_mode_explained():
-        return function(options, given, *layers)
+    _, carry, reset, lengths, mask, initial, dropout = arguments
+    shape = arguments.x.shape[:-1]
+    if dropout is not None:
+        arguments = arguments._replace(dropout=checked(dropout))
+    if reset is not None:
+        arguments = arguments._replace(reset=as_flags("reset", reset, shape))
+    if mask is not None:
+        arguments = arguments._replace(mask=as_flags("mask", mask, shape))
+    if lengths is not None:
+        axis = 0 if options.time_major else len(shape) - 1
+        arguments = arguments._replace(lengths=as_lengths(lengths, shape, axis))
+    try:
+        with forward_mode_explained():
+            return function(options, arguments, **layers)
+    except TypeError:  # of `jit`, for what is not an array
+        for name, of_direction in layers.items():
+            check_layers(name, of_direction)
+            check_arrays(f"a weight in {name}", of_direction)
+        check_arrays("the carry", carry)
+        check_arrays("initial", initial)
+        raise
 
 
 @partial(jax.jit, static_argnums=0)
-def _unroll(options: _Options, given: _Arguments, layers: Any) -> tuple[Any, ...]:
+def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Any, ...]:
     """Compute `unroll`: one program."""
+    check_layers("layers", layers)
+    check_order(layers, arguments.x, arguments.carry)
     stack, is_single, is_residual = as_stack(layers)
-    inputs = _enter(options, given)
-    check_stack(stack, inputs.x.shape[-1], is_residual)
-    start = _start(stack, is_single, inputs, given.carry, given.initial)
-    y, *carries = _run(options, is_residual, stack, inputs, *start, given.dropout)
-    return (inputs.left(y), *inputs.of_carries(carries, is_single))
+    sequences = _enter(options, arguments)
+    check_stack(stack, sequences.x.shape[-1], is_residual)
+    start, of_reset = _start(stack, is_single, sequences, arguments.carry, arguments.initial)
+    y, *carries = _run(options, is_residual, stack, sequences, start, of_reset, arguments.dropout)
+    return (sequences.left(y), *sequences.of_carries(carries, is_single))
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(options: _Options, given: _Arguments, layers: Any) -> tuple[Any, ...]:
+def _step(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Any, ...]:
     """Compute `step`: one program."""
-    reset = None if given.reset is None else given.reset[None]
-    y, carry = _unroll(options, given._replace(x=given.x[None], reset=reset), layers)
+    one_step = jax.tree.map(lambda a: a[None], (arguments.x, arguments.reset))
+    arguments = arguments._replace(x=one_step[0], reset=one_step[1])
+    y, carry = _unroll(options, arguments, layers)
     return y[0], carry
 
 
@@ -206,36 +218,39 @@ class _Sequences(NamedTuple):
     for them inside: one axis B or, on a mesh, all of them.
     """
 
-    x: Any  # an array or a `Lookup`
-    reset: Array | None
-    real: Array | None
-    mask: Array | None
+    x: Array | Lookup
+    reset: Bool[Array, "T *B"] | None
+    real: Bool[Array, "T *B"] | None
+    mask: Bool[Array, "T *B"] | None
     batch: tuple[Size, ...]
     axis: int
     rows: tuple[Size, ...]
 
-    def left(self, tree: Any) -> Any:
+    def left(self, tree: Tree) -> Tree:
         """Return outputs (T, B, …) with the axes that the input had."""
         tree = self.of_rows(tree, 1)
         return jax.tree.map(lambda h: jnp.moveaxis(h, 0, self.axis), tree) if self.axis else tree
 
-    def of_rows(self, tree: Any, axis: int) -> Any:
+    def of_rows(self, tree: Tree, axis: int) -> Tree:
         """Return what has the axis B, with the batch axes of the input in its place."""
         if self.rows == self.batch:
             return tree
         split = lambda h: h.reshape(*h.shape[:axis], *self.batch, *h.shape[axis + 1 :])
         return jax.tree.map(split, tree)
 
-    def of_carries(self, carries: Sequence[Any], one: bool) -> list[Any]:
+    def of_carries(self, carries: Sequence[Tree], is_single: bool) -> list[Tree]:
         """Return the last carry and, if there are, those of every step; of a layer alone, its."""
         last, *every = carries
         parts = [self.of_rows(last, 0), *self.left(every)]
-        return [part[0] for part in parts] if one else parts
+        return [part[0] for part in parts] if is_single else parts
 
 
-def _enter(options: _Options, given: _Arguments) -> _Sequences:
+def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     """Return the input, and what marks its steps, as layers take them."""
-    x, reset, lengths, mask = given.x, given.reset, given.lengths, given.mask
+    x, reset, mask = cast(tuple[Any, ...], (arguments.x, arguments.reset, arguments.mask))
+    lengths = arguments.lengths
+    if lengths is not None and mask is not None:
+        raise ValueError("both lengths and a mask are given; give one of them.")
     shape = x.shape[:-1]
     axis = 0 if options.time_major else len(shape) - 1
     batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
@@ -243,13 +258,13 @@ def _enter(options: _Options, given: _Arguments) -> _Sequences:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
     real = mask if lengths is None else real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
-        x = of_steps(lambda a: jnp.where(_of_rank(real, a.ndim), a, jnp.zeros_like(a)), x)
+        x = of_steps(partial(IN_ROWS.choose, real), x)
     if reset is not None and lengths is not None:
         reset = reset & real
     # To merge axes that are sharded would bring all rows to each device
     rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
 
-    def enter(a: Any) -> Any:
+    def enter(a: Array) -> Array:
         a = jnp.moveaxis(a, axis, 0) if axis else a
         return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
 
@@ -258,84 +273,90 @@ def _enter(options: _Options, given: _Arguments) -> _Sequences:
     return _Sequences(x, reset, real, None if mask is None else real, batch, axis, rows)
 
 
-def _of_rank(flags: AnyArray, rank: int) -> Array:
-    """Return flags with axes of size 1 after theirs."""
-    return jnp.expand_dims(flags, [*range(flags.ndim, rank)])
-
-
 def _start(
-    stack: Sequence[CellParams], one: bool, given: _Sequences, carry: Any, initial: Any
-) -> tuple[Any, Any]:
+    stack: Sequence[CellParams],
+    is_single: bool,
+    sequences: _Sequences,
+    carry: Tree,
+    initial: Tree,
+) -> tuple[Carries, Carries | None]:
     """Return the carry before the first step, and `initial`, with an entry per layer."""
-    like = carry_like(stack, math.prod(given.batch))
-    if carry is not None:
-        carry = as_carry(carry, like, one, given.batch, given.rows)
+    batch, rows = sequences.batch, sequences.rows
+    like = carry_like(stack, math.prod(batch))
+    start = None if carry is None else as_carry(carry, like, is_single, batch, rows)
+    of_reset = None
     if initial is not None:
-        initial = as_initial(initial, like, one, carry, given.batch, given.rows)
-    if carry is None:
-        carry = initial_carry(stack, given.rows) if initial is None else initial
-    return carry, initial
+        of_reset = as_initial(initial, like, is_single, start, batch, rows)
+    return start or of_reset or initial_carry(stack, rows), of_reset
 
 
 def _run(
     options: _Options,
     is_residual: bool,
     stack: Sequence[CellParams],
-    given: _Sequences,
-    carry: Sequence[Any],
-    initial: Sequence[Any] | None,
+    sequences: _Sequences,
+    carry: Carries,
+    initial: Carries | None,
     dropout: Dropouts,
 ) -> tuple[Any, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
-    of_stack, remat = (options.implementation, options.return_carries, is_residual), options.remat
-    reverse = options.reverse
-    T, rows = given.x.shape[0], given.rows
-    if remat and is_symbolic_dim(T):
-        raise ValueError(f"the number of steps is {T}; remat needs it to be known.")
+    of_stack = StackOptions(options.implementation, options.return_carries, is_residual)
+    reverse, x, rows = options.reverse, sequences.x, sequences.rows
+    if options.remat and is_symbolic_dim(x.shape[0]):
+        raise ValueError(f"the number of steps is {x.shape[0]}; remat needs it to be known.")
 
-    def run(given: Any, carry: Any, initial: Any, row: Any, stack: Any, dropout: Dropouts) -> tuple:
-        x, reset, real, mask = given
-        B, dropout = x.shape[1], in_rows(dropout, row)
+    def run(
+        inputs: tuple[Array | Lookup, Array | None, Array | None, Array | None],
+        carry: Carries,
+        initial: Carries | None,
+        row: UInt32[Array, "B"] | None,
+        stack: Sequence[CellParams],
+        dropout: Dropouts,
+    ) -> tuple[Array, Carries, Tree]:
+        """Compute rows of one batch axis."""
+        x, reset, real, mask = inputs
+        (T, B), dropout = x.shape[:2], in_rows(dropout, row)
         if reverse:
             reset = None if reset is None else in_reading_order(reset, mask)
             x = of_steps(lambda a: a[::-1], x)
         of_layer = initial if initial and reset is not None else [None] * len(stack)
         marks = [Marks(reset, start, real) for start in of_layer]
         marks = [m.turned() for m in marks] if reverse else marks
-        if remat:
+        if options.remat:
             seeds = seeded(dropout, stack)
-            y, carry, carries = run_in_segments(*of_stack, reverse, stack, x, carry, marks, seeds)
+            y, carry, carries = run_in_segments(of_stack, reverse, stack, x, carry, marks, seeds)
         else:
             masks = dropout_masks(stack, dropout, B, T, reverse)
             marks = [masked.marked(m) for masked, m in zip(masks, marks, strict=True)]
-            y, carry, carries = run_stack(*of_stack, stack, x, carry, marks)
+            y, carry, carries = run_stack(of_stack, stack, x, carry, marks)
         if reverse:
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
-        return y if real is None else jnp.where(real[..., None], y, 0), carry, carries
+        return y if real is None else IN_ROWS.choose(real, y), carry, carries
 
-    dtype, x = jax.tree.leaves(carry_like(stack, 1))[0].dtype, given.x
+    dtype = jax.tree.leaves(carry_like(stack, 1))[0].dtype
     if isinstance(x, Lookup):
-        x = Lookup(jnp.asarray(x.table, dtype), jnp.asarray(x.ids))
+        x = Lookup(jnp.asarray(x.table, dtype), x.ids)
     else:
         x = jnp.asarray(x, dtype)
     row = None if len(rows) == 1 else jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
     axes = tuple(range(1, 1 + len(rows)))
-    run = sharded_by_xla(over_batch_axes(run, x, rows), x, (0, *axes, None), axes, (0, *axes))
-    inputs = x, given.reset, given.real, given.mask
-    y, carry, carries = run(inputs, carry, initial, row, stack, dropout)
-    return (y, carry, carries) if options.return_carries else (y, carry)
+    of_rows = over_batch_axes(run, x, rows)
+    of_rows = sharded_by_xla(of_rows, x, (0, *axes, None), axes, (0, *axes))
+    inputs = x, sequences.reset, sequences.real, sequences.mask
+    y, last, carries = of_rows(inputs, carry, initial, row, stack, dropout)
+    return (y, last, carries) if options.return_carries else (y, last)
 
 
 def bidirectional(
-    forward: CellParams | Sequence[CellParams],
-    backward: CellParams | Sequence[CellParams],
+    forward: Layers,
+    backward: Layers,
     x: Float[AnyArray, "*B T F"] | Lookup,
-    carry: Any = None,
+    carry: Tree = None,
     *,
     reset: Shaped[AnyArray, "*B T"] | None = None,
     lengths: Integer[AnyArray, "*rows"] | None = None,
     mask: Shaped[AnyArray, "*B T"] | None = None,
-    initial: Any = None,
+    initial: Tree = None,
     time_major: bool = False,
     return_carries: bool = False,
     dropout: Dropouts = None,
@@ -367,57 +388,58 @@ def bidirectional(
         only one is residual; or `carry` or `initial` is not a pair.
       TypeError: as `unroll`.
     """
-    layers = as_layers("forward", forward), as_layers("backward", backward)
     options = _Options(implementation, time_major, return_carries, remat)
-    given = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
-    return _call(_bidirectional, options, given, *layers)
+    arguments = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    return _call(_bidirectional, options, arguments, forward=forward, backward=backward)
 
 
 @partial(jax.jit, static_argnums=0)
 def _bidirectional(
-    options: _Options, given: _Arguments, forward: Any, backward: Any
+    options: _Options, arguments: _Arguments, forward: Layers, backward: Layers
 ) -> tuple[Any, ...]:
     """Compute `bidirectional`: one program."""
-    (ahead, one, residual), (back, *others) = as_stack(forward), as_stack(backward)
+    check_layers("forward", forward)
+    check_layers("backward", backward)
+    (ahead, is_single, is_residual), (back, *kind) = as_stack(forward), as_stack(backward)
     stacks, L = (ahead, back), len(ahead)
     if L != len(back):
         raise ValueError(
             f"there are {L} forward and {len(back)} backward layers; the numbers must be equal."
         )
-    if residual != others[1]:
+    if is_residual != kind[1]:
         raise ValueError("only one direction is a ResidualStack; both must be, or neither.")
-    if one != others[0]:
+    if is_single != kind[0]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
-    inputs = _enter(options, given)
-    check_stack(list(zip(*stacks, strict=True)), inputs.x.shape[-1], residual)
-    carries, initials = _pair(given.carry, "carry"), _pair(given.initial, "initial")
+    sequences = _enter(options, arguments)
+    check_stack(list(zip(*stacks, strict=True)), sequences.x.shape[-1], is_residual)
+    carries, initials = _pair(arguments.carry, "carry"), _pair(arguments.initial, "initial")
     starts = [
-        _start(stack, one, inputs, *parts)
+        _start(stack, is_single, sequences, *parts)
         for stack, *parts in zip(stacks, carries, initials, strict=True)
     ]
-    dropouts = in_two_directions(given.dropout, L)
-    below, results = inputs, []  # of each layer, in each direction
+    dropouts = in_two_directions(arguments.dropout, L)
+    below = sequences
+    results: list[list[tuple[Any, ...]]] = []  # of each layer, in each direction
     for i in range(L):
-        results.append([])
+        sides: list[tuple[Any, ...]] = []
         for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
             first = of_reset and of_reset[i : i + 1]
             layer = stack[i : i + 1], below, start[i : i + 1], first
             direction = options._replace(reverse=bool(d))
-            results[i].append(_run(direction, False, *layer, dropouts[d][i]))
-        sides = jnp.concatenate([y for y, *_ in results[i]], axis=-1)
-        y = plus_input(sides, below.x) if residual and i else sides
-        below = below._replace(x=y)
+            sides.append(_run(direction, False, *layer, dropouts[d][i]))
+        y = jnp.concatenate([y for y, *_ in sides], axis=-1)
+        below = below._replace(x=plus_input(y, looked_up(below.x)) if is_residual and i else y)
+        results.append(sides)
     # Of each direction, for each layer: the last carry and, with return_carries, those of each step
+    numbers = range(1, 2 + options.return_carries)
     ends = [
-        inputs.of_carries(
-            [tuple(r[d][k][0] for r in results) for k in range(1, 2 + options.return_carries)], one
-        )
+        sequences.of_carries([tuple(r[d][k][0] for r in results) for k in numbers], is_single)
         for d in (0, 1)
     ]
-    return (inputs.left(below.x), *zip(*ends, strict=True))
+    return (sequences.left(below.x), *zip(*ends, strict=True))
 
 
-def _pair(pair: Any, name: str) -> Sequence[Any]:
+def _pair(pair: Tree, name: str) -> Sequence[Tree]:
     """Return what is given for the forward and for the backward layers."""
     if pair is None:
         return None, None
@@ -427,12 +449,12 @@ def _pair(pair: Any, name: str) -> Sequence[Any]:
 
 
 def step(
-    layers: CellParams | Sequence[CellParams],
+    layers: Layers,
     x: Float[AnyArray, "*B F"],
-    carry: Any,
+    carry: Tree,
     *,
     reset: Shaped[AnyArray, "*B"] | None = None,
-    initial: Any = None,
+    initial: Tree = None,
     implementation: str = "scan",
 ) -> tuple[Float[Array, "*B H"], Any]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
@@ -456,21 +478,18 @@ def step(
     """
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
-    layers = as_layers("layers", layers)
-    check_order(layers, x, carry)
+    check_containers(layers, x, carry)
     x = as_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
         )
-    given = _Arguments(x, carry, reset, initial=initial)
-    return _call(_step, _Options(implementation), given, layers)
+    arguments = _Arguments(x, carry, reset, initial=initial)
+    return _call(_step, _Options(implementation), arguments, layers=layers)
 
 
-def initial_carry(
-    layers: CellParams | Sequence[CellParams], batch_size: Size | tuple[Size, ...]
-) -> Any:
+def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Any:
     """Return the carry before the first step: zeros, in the dtype of the layer's biases.
 
     It is h (B, H) for one layer, (h, c) for an LSTM, and a tuple of these for a list of layers.
@@ -486,9 +505,10 @@ def initial_carry(
     for size in batch:
         if not is_symbolic_dim(size):
             check_whole("batch_size", size, least=0)
-    stack, one, _ = as_stack(as_layers("layers", layers))
+    check_layers("layers", layers)
+    stack, is_single, _ = as_stack(layers)
     carry = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
     carry = jax.tree.map(strongly_typed, carry)
     if len(batch) != 1:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
-    return carry[0] if one else carry
+    return carry[0] if is_single else carry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,20 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
-from jaxgru.cells import Cell, CellParams, cell, hidden
-from jaxgru.cells.base import AnyArray, Size, named
+from jaxgru.cells.carry import AnyArray, Carry, Size, Tree, hidden, named
+from jaxgru.cells.contract import Cell, CellParams
+from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
 from jaxgru.cells.pytrees import described
 from jaxgru.errors import a_type
-from jaxgru.layers.stack import ResidualStack
+from jaxgru.layers.stack import Layers, ResidualStack
+
+Shapes: TypeAlias = tuple[Any, ...]  # of shapes, in tuples as the arrays are
+Carries: TypeAlias = tuple[Carry, ...]  # an entry per layer
 
 
-def as_array(name: str, value: Any) -> AnyArray:
+def as_array(name: str, value: object) -> AnyArray:
     """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's."""
     if isinstance(value, jax.Array):
         return value
@@ -43,12 +47,12 @@ def as_array(name: str, value: Any) -> AnyArray:
     return array
 
 
-def as_jax(name: str, value: Any) -> Array:
+def as_jax(name: str, value: object) -> Array:
     """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
     return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
 
 
-def as_input(x: Any) -> Any:
+def as_input(x: object) -> AnyArray | Lookup:
     """Return the input of `unroll` or `bidirectional` as an array."""
     if isinstance(x, Lookup):
         table, ids = (as_jax("x", part) for part in x)
@@ -70,35 +74,40 @@ def as_input(x: Any) -> Any:
     return x
 
 
-def as_arrays(name: str, tree: Any) -> Any:
-    """Return a state with arrays for its leaves."""
-    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
-        return tree
-    return jax.tree.map(partial(as_array, name), tree)
+def check_arrays(name: str, tree: Tree) -> None:
+    """Raise ValueError if a leaf of a state is not an array, nor like one."""
+    jax.tree.map(partial(as_array, name), tree)
 
 
-def check_order(layers: Any, x: Any, carry: Any) -> None:
+def check_order(layers: Layers, x: Tree, carry: Tree) -> None:
     """Raise ValueError if x and the carry are interchanged.
 
     Shapes cannot tell if the carry is one array and the input is as wide as the state.
     """
-    sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
-    layers, one, _ = as_stack(layers)
-    takes = (layers[0].sizes() or (None,))[:1]
+    stack, is_single, _ = as_stack(layers)
+    takes = (stack[0].sizes() or (None,))[:1]
     if getattr(carry, "shape", ())[-1:] != takes or getattr(x, "shape", ())[-1:] == takes:
         return
-    like = sizes(carry_like(layers, 1))
-    if sizes(x) == (like[0] if one else like):
+    sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
+    like = sizes(carry_like(stack, 1))
+    if sizes(x) == (like[0] if is_single else like):
         raise ValueError("the carry was passed as x; the order is layers, x (the input), carry.")
+
+
+def check_containers(layers: Layers, x: object, carry: Tree) -> None:
+    """Raise ValueError if x is a carry in a list or a tuple, before it becomes one array."""
+    if isinstance(x, list | tuple) and not isinstance(x, Lookup):
+        check_layers("layers", layers)
+        check_order(layers, x, carry)
 
 
 def is_pair(layers: Any) -> bool:
     """Return whether these are the layers of two directions: a pair of lists or residual stacks."""
-    pair = isinstance(layers, list | tuple) and len(layers) == 2
-    return pair and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
+    is_two = isinstance(layers, list | tuple) and len(layers) == 2
+    return is_two and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
 
 
-def as_stack(layers: Any) -> tuple[tuple[CellParams, ...], bool, bool]:
+def as_stack(layers: Layers) -> tuple[tuple[CellParams, ...], bool, bool]:
     """Return the layers as a tuple; and whether it was a single layer, or a residual stack."""
     is_residual = isinstance(layers, ResidualStack)
     layers = layers.layers if is_residual else layers
@@ -106,8 +115,8 @@ def as_stack(layers: Any) -> tuple[tuple[CellParams, ...], bool, bool]:
     return (layers,) if is_single else tuple(layers), is_single, is_residual
 
 
-def as_layers(name: str, layers: Any) -> Any:
-    """Return the layers, with arrays for weights."""
+def check_layers(name: str, layers: Layers) -> None:
+    """Raise ValueError unless these are a layer or several, whose weights are numbers."""
     if is_pair(layers):
         raise ValueError(
             f"{name} is a pair, with the layers of two directions, as of a bidirectional module; "
@@ -117,24 +126,22 @@ def as_layers(name: str, layers: Any) -> Any:
     if not stack:
         raise ValueError(f"{name} contains no layers; it must contain at least one.")
     for layer in stack:
-        if not isinstance(layer, Cell):
+        if not isinstance(cast(object, layer), Cell):
             raise ValueError(
                 f"{name} {'is' if is_single else 'contains'} {a_type(layer)}; it must be one "
                 "layer, as from init_gru, or a list of these; jaxgru.libraries runs or converts "
                 "the modules of other libraries."
             )
-    leaves = jax.tree.leaves(layers)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(layers):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             seen = a_type(leaf) if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
-    if all(isinstance(leaf, jax.Array) for leaf in leaves):
-        return layers
-    return jax.tree.map(partial(as_jax, f"a weight in {name}"), layers)
 
 
-def check_stack(layers: Sequence[Any], features: int, residual: bool = False) -> None:
+def check_stack(
+    layers: Sequence[CellParams | tuple[CellParams, ...]], features: int, residual: bool = False
+) -> None:
     """Check that each layer takes what the one below returns, or those of two directions.
 
     Args:
@@ -156,37 +163,41 @@ def check_stack(layers: Sequence[Any], features: int, residual: bool = False) ->
 def check_features(features: int, takes: int, i: int = 0) -> None:
     """Raise ValueError if layer i takes another number of features than its input has."""
     if features != takes:
-        given = "x has" if i == 0 else "the layer below it has"
+        what_has = "x has" if i == 0 else "the layer below it has"
         the_layer = "the layer" if i == 0 else f"layer {i}"
-        raise ValueError(f"{given} {features} features per step; {the_layer} takes {takes}.")
+        raise ValueError(f"{what_has} {features} features per step; {the_layer} takes {takes}.")
 
 
-def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple:
+def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple[Tree, ...]:
     """Return the shapes and dtypes of the carry that the layers and the batch need."""
     return tuple(jax.eval_shape(lambda p: p.zero_carry(batch_size), layer) for layer in layers)
 
 
 def _units(layer: CellParams, features: int, i: int) -> int:
     """Return the number of units of layer i, whose input has so many features."""
-    contradiction = (
+    if (sizes := layer.sizes()) is not None:
+        check_features(features, sizes[0], i)
+        if _keeps_its_carry(layer, sizes[0]):
+            return sizes[1]
+    raise ValueError(
         f"the parameters of layer {i} do not fit together, or not to an input of {features} "
         f"features: {described(layer)}."
     )
-    if (sizes := layer.sizes()) is None:
-        raise ValueError(contradiction)
-    E, H = sizes
-    check_features(features, E, i)
 
-    def one_step(params: CellParams) -> tuple:
-        carry = params.zero_carry(2)
-        return carry, cell(params, carry, jnp.zeros((2, E), hidden(carry).dtype))
 
-    before, after = jax.eval_shape(one_step, layer)
-    wide = widest(*jax.tree.leaves(layer)) != jax.tree.leaves(before)[0].dtype
+def _keeps_its_carry(layer: CellParams, E: int) -> bool:
+    """Return whether a step returns a carry like that before it, in the parameters' dtype."""
+    dtype = widest(*jax.tree.leaves(layer))
+
+    def change(layer: CellParams) -> tuple[Carry, Carry]:
+        carry = layer.zero_carry(2)
+        weights = jax.tree.map(lambda leaf: leaf.astype(hidden(carry).dtype), layer)
+        x = jnp.zeros((2, E), hidden(carry).dtype)
+        return carry, weights.step(PLAIN, carry, weights.inputs(x))
+
+    before, after = jax.eval_shape(change, layer)
     types = lambda carry: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), carry)
-    if wide or types(before) != types(after):
-        raise ValueError(contradiction)
-    return H
+    return jax.tree.leaves(before)[0].dtype == dtype and types(before) == types(after)
 
 
 def strongly_typed(leaf: Array) -> Array:
@@ -195,32 +206,32 @@ def strongly_typed(leaf: Array) -> Array:
 
 
 def as_carry(
-    carry: Any,
-    like: Any,
-    one: bool = False,
+    carry: Tree,
+    like: tuple[Tree, ...],
+    is_single: bool = False,
     batch: Sequence[Size] | None = None,
     rows: Sequence[Size] | None = None,
-) -> tuple:
+) -> Carries:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
     Args:
-      one: the carry is that of a single layer, not in a tuple.
+      is_single: the carry is that of a single layer, not in a tuple.
       batch: its batch axes; None: it has one.
       rows: what they become.
     """
-    carry, seen = _arrays("the carry", carry, like, one)
+    leaves, seen = _leaves("the carry", carry, like, is_single)
     batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
     wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
     if seen != wanted:
-        if one:
+        if is_single:
             seen, wanted = seen[0], wanted[0]
         raise ValueError(
             f"the carry's shapes are {seen}, but these layers and the batch {batch} need {wanted}: "
             "one entry per layer, made by initial_carry or returned by the step before."
         )
-    carry = jax.tree.unflatten(jax.tree.structure(like), carry)
+    carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
     for entry, like_entry in zip(carry, like, strict=True):
-        dtypes = set()
+        dtypes: set[np.dtype] = set()
         for leaf, needed in zip(*map(jax.tree.leaves, (entry, like_entry)), strict=True):
             dtype = jnp.result_type(leaf)
             if jnp.issubdtype(needed.dtype, jnp.floating):
@@ -239,79 +250,81 @@ def as_carry(
 
 
 def as_initial(
-    initial: Any,
-    like: Any,
-    one: bool,
-    carry: Any,
+    initial: Tree,
+    like: tuple[Tree, ...],
+    is_single: bool,
+    carry: Carries | None,
     batch: tuple[Size, ...],
     rows: tuple[Size, ...],
-) -> tuple:
+) -> Carries:
     """Return `initial` in the form of `like`, with the axes `rows`.
 
     Args:
-      one: as for `as_carry`; likewise `batch` and `rows`.
+      is_single: as for `as_carry`; likewise `batch` and `rows`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
     """
-    initial, seen = _arrays("initial", initial, like, one)
+    leaves, seen = _leaves("initial", initial, like, is_single)
     wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
     without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], _as_tuples(like))
     if seen not in (wanted, without_batch):
-        if one:
+        if is_single:
             (seen,), (wanted,), (without_batch,) = seen, wanted, without_batch
         raise ValueError(
             f"the shapes of initial are {seen}; these layers need {without_batch}, or {wanted} "
             "with the batch axis."
         )
 
-    def widened(leaf: Any, carried: Any) -> Array:
+    def widened(leaf: AnyArray, carried: Array) -> Array:
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(carried.dtype, jnp.floating):
             if dtype != carried.dtype:
                 raise ValueError(f"a part of initial is {dtype}; it must be {carried.dtype}.")
         elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
-        leaf, shape = jnp.asarray(leaf, jnp.result_type(carried)), carried.shape
+        wide, shape = jnp.asarray(leaf, jnp.result_type(carried)), carried.shape
         if carry is None:
             shape = *rows, *shape[1:]
-        return leaf.reshape(shape) if seen == wanted else jnp.broadcast_to(leaf, shape)
+        return wide.reshape(shape) if seen == wanted else jnp.broadcast_to(wide, shape)
 
-    initial = jax.tree.unflatten(jax.tree.structure(like), initial)
+    initial = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return jax.tree.map(widened, initial, like if carry is None else carry)
 
 
-def _arrays(name: str, carry: Any, like: Any, one: bool) -> tuple[list[AnyArray], tuple]:
+def _leaves(
+    name: str, carry: Tree, like: tuple[Tree, ...], is_single: bool
+) -> tuple[list[AnyArray], Shapes]:
     """Return a carry's arrays, and their shapes in tuples with an entry per layer."""
-    carry = (carry,) if one else carry
-    if isinstance(carry, list | tuple):
-        known = [named(name, *pair) for pair in zip(carry, map(type, like), strict=False)]
-        carry = (*known, *carry[len(known) :])
-    arrays = jax.tree.map(partial(as_array, name), _as_tuples(carry))
+    entries = (carry,) if is_single else carry
+    if isinstance(entries, list | tuple):
+        by_name = [named(name, *pair) for pair in zip(entries, map(type, like), strict=False)]
+        entries = (*by_name, *entries[len(by_name) :])
+    arrays = jax.tree.map(partial(as_array, name), _as_tuples(entries))
     return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
 
 
-def _as_tuples(tree: Any) -> Any:
+def _as_tuples(tree: Tree) -> Tree:
     """Return nested lists and named tuples as tuples."""
     return tuple(map(_as_tuples, tree)) if isinstance(tree, list | tuple) else tree
 
 
-def as_flags(name: str, flags: Any, shape: tuple) -> AnyArray:
+def as_flags(name: str, flags: object, shape: tuple[Size, ...]) -> AnyArray:
     """Return flags as bool. They may be numbers that are 0 or 1, if their values are known."""
-    flags = as_array(name, flags)
-    if flags.dtype == bool and flags.shape == shape:
-        return flags
-    if flags.shape != shape or not jnp.issubdtype(flags.dtype, jnp.number):
-        raise ValueError(f"{name} is {flags.dtype} {flags.shape}; it must be bool {shape}.")
-    if not is_known(flags):
+    array = as_array(name, flags)
+    if array.dtype == bool and array.shape == shape:
+        return array
+    if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.number):
+        raise ValueError(f"{name} is {array.dtype} {array.shape}; it must be bool {shape}.")
+    if not is_known(array):
         raise ValueError(
-            f"{name} is {flags.dtype}, and its values are not known here; pass "
+            f"{name} is {array.dtype}, and its values are not known here; pass "
             f"{name}.astype(bool) if each of them is 0 or 1."
         )
-    known = np.asarray(flags)
-    if (other := known[(known != 0) & (known != 1)]).size:
+    values = np.asarray(array)
+    if (other := values[(values != 0) & (values != 1)]).size:
         raise ValueError(
             f"{name} contains {other[0]}; it must be bool, or numbers that are 0 or 1."
         )
-    return known.astype(bool)
+    return values.astype(bool)
 
 
 def is_known(array: AnyArray) -> bool:
@@ -319,35 +332,34 @@ def is_known(array: AnyArray) -> bool:
     return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
 
 
-def as_lengths(lengths: Any, shape: tuple[Size, ...], axis: int) -> AnyArray:
+def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
     """Return the number of steps of each row as an array; for the rest, see `real_steps`."""
-    lengths = as_array("lengths", lengths)
+    array = as_array("lengths", lengths)
     T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
-    if lengths.shape != batch or not jnp.issubdtype(lengths.dtype, jnp.integer):
+    if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be integers, one per row: "
-            f"{batch}."
+            f"lengths is {array.dtype} {array.shape}; it must be integers, one per row: {batch}."
         )
-    if is_known(lengths):
-        known = np.asarray(lengths)
-        if known.size and not 0 <= known.min() <= known.max() <= T:
+    if is_known(array):
+        values = np.asarray(array)
+        if values.size and not 0 <= values.min() <= values.max() <= T:
             raise ValueError(
-                f"lengths range from {known.min()} to {known.max()}; they must be in 0 … T = {T}."
+                f"lengths range from {values.min()} to {values.max()}; they must be in 0 … T = {T}."
             )
-    return lengths
+    return array
 
 
-def real_steps(lengths: Any, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
+def real_steps(lengths: object, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
     """Return True where a step is not padding.
 
     Args:
       shape: of the result: (B, T), (T, B), or (T,) for one sequence.
       axis: that of T.
     """
-    lengths, T = as_lengths(lengths, shape, axis), shape[axis]
-    steps = jnp.arange(T, dtype=widest(jnp.int32, lengths))
-    lengths = jnp.expand_dims(jnp.asarray(lengths, steps.dtype), axis)
-    return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < lengths
+    array, T = as_lengths(lengths, shape, axis), shape[axis]
+    steps = jnp.arange(T, dtype=widest(jnp.int32, array))
+    ends = jnp.expand_dims(jnp.asarray(array, steps.dtype), axis)
+    return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < ends
 
 
 def in_reading_order(

@@ -1,0 +1,236 @@
+"""The contract: what a `Cell` and a `Recurrence` are, and how a cell gets a name.
+
+Vectors are rows and weights are (in, out), so the code reads like the equations. Letters: T time,
+B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
+elementwise product. Arrays are time-major.
+
+`carry.py` has the types of carries, `layout.py` the products that a step may use, `marks.py` what
+it needs besides its input, and `pytrees.py` makes a cell a pytree. `promotion.py` says in which
+dtype it computes and `initial_weights.py` has the distributions of new weights.
+`layers/over_time.py` has the pass over time and its gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgru.cells.carry import C, Carry, Size, hidden, named
+from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
+from jaxgru.cells.marks import Marks
+from jaxgru.cells.products import Lookup, rows
+from jaxgru.cells.pytrees import described, exportable, is_array, options_of, sizes_of_fields
+
+Weights: TypeAlias = tuple[Array, ...]
+"""The matrices U and the vectors, such as biases, of a step."""
+
+
+class Recurrence(Generic[C]):
+    """A recurrent layer's equations with their gradient; `over_time` runs them.
+
+    Carries, a and the values that are passed from one function to another are stored in rows or
+    in columns, as a `Layout` says. U are the weights of a step.
+    """
+
+    num_gates: ClassVar[int] = 1
+    """G, the number of gates, into which a (T, B, G·H) is split."""
+    in_rows: ClassVar[bool] = False
+    """Whether the equations hold in rows only."""
+
+    def step(self, layout: Layout, U: Weights, carry: C, a: Sequence[Array]) -> tuple[C, Weights]:
+        """Return the next carry, and `saved`: what a gradient needs besides the carries.
+
+        Args:
+          a: each gate's part.
+        """
+        raise NotImplementedError
+
+    def step_gradient(
+        self, layout: Layout, U: Weights, d_carry: C, carry: C, after: C, saved: Weights
+    ) -> tuple[C, Weights]:
+        """Return the gradient of the carry before a step, and `kept`: what `gradients` needs.
+
+        Args:
+          U: transposed.
+          d_carry: the gradient of the carry after the step.
+        """
+        raise NotImplementedError
+
+    def gradients(
+        self, layout: Layout, U: Weights, carry: C, after: C, saved: Weights, kept: Weights
+    ) -> tuple[Weights, Array]:
+        """Return the gradients of U and of a, given all steps: carries, saved and kept (T, …)."""
+        raise NotImplementedError
+
+
+class Cell(Generic[C]):
+    """The base class of one layer's parameters, which hold its equations: a recurrence is one file.
+
+    A subclass is a `struct` (or a `flax.struct.dataclass`) whose fields are arrays. It defines
+    `sizes` and `step`, and the rest where the default does not fit:
+
+    - `inputs`: what can be computed of x at all steps at once.
+    - `by_hand` or `all_steps`: how many steps are computed faster than by `step` and its gradient.
+    - `recurrent`: the weights that `training.weight_drop` drops.
+
+    C is the type of its carry. A function that draws its parameters gives it a name: `register`.
+    """
+
+    recurrent: ClassVar[tuple[str, ...]] = ()
+    """The names of the recurrent matrices: those that multiply h."""
+
+    gates: ClassVar[str] = ""
+    """The order of the gates side by side, a letter each."""
+
+    def __init_subclass__(cls) -> None:
+        exportable(cls)
+
+    if TYPE_CHECKING:  # of `struct`
+
+        def replace(self, **fields: Any) -> Self: ...
+
+    def sizes(self) -> tuple[int, int] | None:
+        """Return (E, H), the sizes of the input and of h; None if the shapes do not fit together.
+
+        The other parts of a carry can be wider than h.
+        """
+        raise NotImplementedError
+
+    def zero_carry(self, batch_size: Size) -> C:
+        """Return the carry before the first step: h (B, H), or a tuple that begins with h.
+
+        By default zeros (B, H), in the dtype of the biases b.
+        """
+        this = cast(Any, self)
+        return cast(C, jnp.zeros((batch_size, this.sizes()[1]), this.b.dtype))
+
+    def inputs(self, x: Float[Array, "*n E"]) -> Array:
+        """Return a, what a step reads of its input. By default, that is x itself."""
+        return x
+
+    def step(self, layout: Layout, carry: C, a: Array, /) -> C:
+        """Compute one step, carry → the next carry.
+
+        Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
+        not h, which dropout may drop units of. Then their gradients are computed for all steps at
+        once. A step that multiplies by large weights in another way is differentiated by JAX.
+        The carry's gradient is then added up in parts, so a `jax.custom_vjp` that is not linear in
+        it, such as one that clips, must act on the next carry.
+
+        Args:
+          a: (B, …), a step of what `inputs` returns.
+        """
+        raise NotImplementedError
+
+    def by_hand(self) -> tuple[Recurrence[C], Weights] | None:
+        """Return a recurrence with a gradient written by hand, and its weights, if there is one."""
+        return None
+
+    def all_steps(
+        self, carry: C, x: Float[Array, "T B E"] | Lookup, marks: Marks, /
+    ) -> tuple[Array, C] | None:
+        """Compute all steps at once, if they do not depend on one another; None: they do.
+
+        Args:
+          marks: only dropout matters unless `every_mark`.
+
+        Returns:
+          h' of every step, with dropout, and the last carry.
+        """
+        return None
+
+    every_mark: ClassVar[bool] = False
+    """Whether `all_steps` also computes resets and padding, and the carry is h alone."""
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        if not all(map(is_array, leaves)) or self.sizes() is None:
+            return sizes_of_fields(self)
+        dtypes = sorted({str(leaf.dtype) for leaf in leaves})
+        options = [f"{name}={value!r}" for name, value in options_of(self).items()]
+        parts = [f"in {sizes(self)[0]}", self.hidden_sizes(), *dtypes, *options]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def hidden_sizes(self) -> str:
+        """Return the sizes of the state, for `repr`."""
+        return f"hidden {sizes(self)[1]}"
+
+
+CellParams: TypeAlias = Cell[Any]
+"""One layer's parameters, of any cell."""
+
+
+def sizes(params: CellParams) -> tuple[int, int]:
+    """Return the sizes (E, H) of a layer's input and of its h."""
+    if (fitting := params.sizes()) is None:
+        raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
+    return fitting
+
+
+def one_step(
+    params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN
+) -> Carry:
+    """Compute one step by its definition, in the carry's dtype, differentiated by JAX."""
+    start = jax.eval_shape(lambda: params.zero_carry(1))
+    carry = named("the carry", carry, type(start))
+    dtype = hidden(carry).dtype
+    params, x = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, x))
+    return params.step(layout, carry, params.inputs(x))
+
+
+def stepper(
+    params: CellParams, table: Float[Array, "V E"] | None = None
+) -> Callable[[Carry, Array], Carry]:
+    """Return a function that computes one step: (carry, input) → the next carry.
+
+    Args:
+      params: one layer's parameters.
+      table: if given, each step takes row numbers (B,) of this table in place of the input (B, E);
+        what the layer's `inputs` makes of it is computed once.
+    """
+    inputs = params.inputs if table is None else partial(rows, params.inputs(table))
+    return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))
+
+
+Init: TypeAlias = Callable[..., CellParams]
+"""(key, in_features, hidden_dim, *, dtype, and the cell's options) → initial parameters."""
+F = TypeVar("F", bound=Any)
+
+CELLS: dict[str, Init] = {}
+"""Every cell that a config's `model.cell` and `init_stack` can name, and what draws it."""
+
+
+def register(init: F) -> F:
+    """Let a config's `model.cell`, and `init_stack`, name the cell that this function draws.
+
+    A decorator. `init_gru` draws the cell "gru". The function takes `(key, in_features, hidden_dim,
+    *, dtype)`, and options as further keywords: those that a config's `model` has are passed to it.
+    A function that is defined again, as when a notebook's cell is rerun, replaces the earlier one.
+
+    Raises:
+      ValueError: its name does not begin with init_, or is that of another cell's function.
+    """
+    place = f"{init.__module__}.{init.__qualname__}"
+    name = init.__name__.removeprefix("init_")
+    if name == init.__name__:
+        raise ValueError(
+            f"{place} is not named init_…; the rest of the name is what model.cell calls the cell "
+            "that a function draws."
+        )
+    other: Any = CELLS.get(name, init)
+    if (its_place := f"{other.__module__}.{other.__qualname__}") != place:
+        raise ValueError(f"the cell {name} is drawn by {its_place} already.")
+    CELLS[name] = init
+    return init
+
+
+def options_of_cell(name: str) -> dict[str, inspect.Parameter]:
+    """Return the options of a cell: the keywords of the function that draws it."""
+    parameters = inspect.signature(CELLS[name]).parameters
+    return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}

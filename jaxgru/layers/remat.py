@@ -1,0 +1,73 @@
+"""Less memory for a gradient: keep the carries between segments, compute the rest again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgru.cells.carry import Carry, Tree
+from jaxgru.cells.contract import CellParams
+from jaxgru.cells.marks import Marks
+from jaxgru.cells.products import Lookup
+from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.layers.blocks import in_blocks, nearest_divisor
+from jaxgru.layers.dropout import Dropouts, at_step, dropout_masks
+from jaxgru.layers.implementations import StackOptions, run_stack
+
+
+def run_in_segments(
+    options: StackOptions,
+    reverse: bool,
+    layers: Sequence[CellParams],
+    x: Float[Array, "T B E"] | Lookup,
+    carry: Sequence[Carry],
+    marks: Sequence[Marks],
+    dropout: Dropouts,
+) -> tuple[Array, tuple[Carry, ...], tuple[Tree, ...] | None]:
+    """Compute `run_stack` `in_segments`, each of which also draws its masks anew.
+
+    With `reverse`, the steps come from the last to the first, and so do the masks.
+    """
+    layers, x, carry, marks = vary_alike((layers, x, carry, marks))
+    (T, B), steps = x.shape[:2], x.ids if isinstance(x, Lookup) else x
+    weights = rounded_inside((layers, x.table if isinstance(x, Lookup) else None))
+
+    def segment(
+        carry: tuple[Carry, ...], of_segment: tuple[Array, Array, list[Marks]]
+    ) -> tuple[tuple[Carry, ...], Tree]:
+        (layers, table), (numbers, x, sliced) = weights(), of_segment
+        first = at_step(dropout, numbers[-1 if reverse else 0])
+        masks = dropout_masks(layers, first, B, len(numbers), reverse)
+        now = [masked.marked(m.at(s)) for masked, m, s in zip(masks, marks, sliced, strict=True)]
+        inputs = x if table is None else Lookup(table, x)
+        y, carry, carries = run_stack(options, layers, inputs, carry, now)
+        return carry, (y, carries)
+
+    numbers = jnp.arange(T)[::-1] if reverse else jnp.arange(T)
+    inputs = numbers, steps, [m.each_step() for m in marks]
+    ends, (y, carries) = in_segments(segment, tuple(carry), inputs)
+    return y, ends, carries
+
+
+def in_segments(
+    run: Callable[[Tree, Tree], tuple[Tree, Tree]], carry: Tree, inputs: Tree
+) -> tuple[Tree, Tree]:
+    """Apply `run`, as `in_blocks`, to segments of √T steps, and keep no more than their carries.
+
+    What the gradient needs of a segment is computed anew when its turn comes (Chen et al. 2016,
+    arXiv 1604.06174): the memory of 2√T steps instead of T, and one more forward pass.
+    """
+    T = jax.tree.leaves(inputs)[0].shape[0]
+    again = jax.checkpoint(run, prevent_cse=False)  # within a scan, nothing is merged
+    length = nearest_divisor(T, math.isqrt(T)) or math.isqrt(T)
+    whole = T - T % length
+    most = jax.tree.map(lambda a: a[:whole], inputs)
+    carry, first = in_blocks(again, carry, most, length)
+    if whole == T:
+        return carry, first
+    carry, last = again(carry, jax.tree.map(lambda a: a[whole:], inputs))
+    return carry, jax.tree.map(lambda *h: jnp.concatenate(h), first, last)
