@@ -28,6 +28,7 @@ from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
 from jaxgru.layers.api import bidirectional, initial_carry, step, unroll
 from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.implementations import which_gradient
 from jaxgru.layers.stack import ResidualStack, init_stack
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "ResetBeforeGRUParams", "ResidualStack", "UserError", "bidirectional", "cells", "init_gru",
     "init_lstm", "init_min_gru", "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry",
     "libraries", "lm", "round_weights", "step", "unroll",
+    "which_gradient",
 ]  # fmt: skip
 
 

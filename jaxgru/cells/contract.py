@@ -164,6 +164,7 @@ class Cell(Generic[C]):
 
 CellParams: TypeAlias = Cell[Any]
 """One layer's parameters, of any cell."""
+AnyRecurrence: TypeAlias = Recurrence[Any]
 
 
 def sizes(params: CellParams) -> tuple[int, int]:

@@ -80,7 +80,7 @@ def initializers(
 
         def drawn(key: PRNGKeyArray) -> Array:
             try:
-                values: Any = given(key, shape, widest(dtype, jnp.float32))
+                values = given(key, shape, widest(dtype, jnp.float32))
             except ValueError as error:  # such as orthogonal(), of a bias
                 why = str(error).rstrip(".")
                 raise ValueError(f"{name} cannot draw numbers {shape}: {why}.") from error

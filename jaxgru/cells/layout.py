@@ -6,7 +6,7 @@ Letters as in `contract.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.marks import Mask
 from jaxgru.cells.products import blocks_dot, contract, matmul, product
+
+T = TypeVar("T")
 
 
 class Layout(NamedTuple):
@@ -47,11 +49,11 @@ class Layout(NamedTuple):
         """Transpose between (..., B, H) and this layout."""
         return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
 
-    def turned(self, tree: Any) -> Any:
+    def turned(self, tree: T) -> T:
         """Return a tree with each array turned."""
         return jax.tree.map(self.turn, tree)
 
-    def weights(self, U: Any) -> Any:
+    def weights(self, U: T) -> T:
         """Return weights in this layout; a vector (H) becomes a row or a column."""
         return self.turned(jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, U))
 
@@ -71,7 +73,7 @@ class Layout(NamedTuple):
         """Concatenate along the axis of the units."""
         return jnp.concatenate(parts, self.axis)
 
-    def choose(self, flag: Bool[Array, "*T B"], x: Any, y: Any = None) -> Any:
+    def choose(self, flag: Bool[Array, "*T B"], x: T, y: T | None = None) -> T:
         """Return a carry: x in the rows of the batch where the flag is set, else y or zeros."""
 
         def where(x: Array, y: Array) -> Array:

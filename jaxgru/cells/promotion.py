@@ -7,7 +7,7 @@ JAX promotes nothing implicitly under `jax_numpy_rank_promotion="raise"` and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 T = TypeVar("T")
 
 
-def widest(*arrays: Any) -> DTypeLike:
+def widest(*arrays: object) -> DTypeLike:
     """Return the dtype, of arrays or dtypes, that all of them are promoted to."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
@@ -52,7 +52,7 @@ def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Arra
     return a.astype(dtype) + jax.lax.broadcast_to_rank(b.astype(dtype), a.ndim)
 
 
-def vary_alike(tree: Any) -> Any:
+def vary_alike(tree: T) -> T:
     """Return the tree with every array varying over the same axes of a `jax.shard_map`.
 
     A hand-written gradient must have the type of its argument, and within a `shard_map` the axes

@@ -41,7 +41,7 @@ def struct(cls: type[T]) -> type[T]:
         leaves, kept = flatten(p)
         return tuple(zip(map(GetAttrKey, data), leaves, strict=True)), kept
 
-    def unflatten(kept: Values, leaves: Iterable[Any]) -> T:
+    def unflatten(kept: Values, leaves: Iterable[object]) -> T:
         return cls(**dict(zip(data, leaves, strict=True)), **dict(zip(static, kept, strict=True)))
 
     # Not `register_dataclass`: to it, two classes with the same fields are equal, and `jit` then
@@ -62,18 +62,18 @@ def options_of(layer: Any) -> dict[str, Any]:
     return {field.name: value for field, value in values if value != field.default}
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Return whether a leaf has a shape and a dtype."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def described(params: Any) -> str:
+def described(params: object) -> str:
     """Return the fields of a struct for a message, with arrays as their dtypes and shapes."""
     value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if is_array(leaf) else shown(leaf)
     return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
 
 
-def sizes_of_fields(params: Any) -> str:
+def sizes_of_fields(params: object) -> str:
     """Return a struct's `repr`."""
     return f"{type(params).__name__}({described(params)})"
 

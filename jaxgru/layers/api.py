@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def unroll(
     dropout: Dropouts = None,
     remat: bool = False,
     implementation: str = "auto",
-) -> tuple[Any, ...]:
+) -> tuple[Tree, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
 
     The gradient is jaxgru's own, for reverse mode (`grad`, `grad` of `grad`, `hessian`). Forward
@@ -157,8 +157,11 @@ class _Arguments(NamedTuple):
 
 
 def _call(
-    function: Callable[..., Any], options: _Options, arguments: _Arguments, **layers: Layers
-) -> Any:
+    function: Callable[..., tuple[Tree, ...]],
+    options: _Options,
+    arguments: _Arguments,
+    **layers: Layers,
+) -> tuple[Tree, ...]:
     """Call a compiled function.
 
     Here, the values of flags and lengths are checked. All else is while the function is traced.
@@ -189,7 +192,7 @@ def _call(
 
 
 @partial(jax.jit, static_argnums=0)
-def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Any, ...]:
+def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Tree, ...]:
     """Compute `unroll`: one program."""
     check_layers("layers", layers)
     check_order(layers, arguments.x, arguments.carry)
@@ -202,7 +205,7 @@ def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[A
 
 
 @partial(jax.jit, static_argnums=0)
-def _step(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Any, ...]:
+def _step(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Tree, ...]:
     """Compute `step`: one program."""
     one_step = jax.tree.map(lambda a: a[None], (arguments.x, arguments.reset))
     arguments = arguments._replace(x=one_step[0], reset=one_step[1])
@@ -247,7 +250,7 @@ class _Sequences(NamedTuple):
 
 def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     """Return the input, and what marks its steps, as layers take them."""
-    x, reset, mask = cast(tuple[Any, ...], (arguments.x, arguments.reset, arguments.mask))
+    x, reset, mask = cast(tuple[Tree, ...], (arguments.x, arguments.reset, arguments.mask))
     lengths = arguments.lengths
     if lengths is not None and mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
@@ -298,7 +301,7 @@ def _run(
     carry: Carries,
     initial: Carries | None,
     dropout: Dropouts,
-) -> tuple[Any, ...]:
+) -> tuple[Tree, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
     of_stack = StackOptions(options.implementation, options.return_carries, is_residual)
     reverse, x, rows = options.reverse, sequences.x, sequences.rows
@@ -362,7 +365,7 @@ def bidirectional(
     dropout: Dropouts = None,
     remat: bool = False,
     implementation: str = "auto",
-) -> tuple[Any, ...]:
+) -> tuple[Tree, ...]:
     """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
 
     Each layer of a stack reads the outputs of both directions of the layer below, side by side.
@@ -396,7 +399,7 @@ def bidirectional(
 @partial(jax.jit, static_argnums=0)
 def _bidirectional(
     options: _Options, arguments: _Arguments, forward: Layers, backward: Layers
-) -> tuple[Any, ...]:
+) -> tuple[Tree, ...]:
     """Compute `bidirectional`: one program."""
     check_layers("forward", forward)
     check_layers("backward", backward)
@@ -419,9 +422,9 @@ def _bidirectional(
     ]
     dropouts = in_two_directions(arguments.dropout, L)
     below = sequences
-    results: list[list[tuple[Any, ...]]] = []  # of each layer, in each direction
+    results: list[list[tuple[Tree, ...]]] = []  # of each layer, in each direction
     for i in range(L):
-        sides: list[tuple[Any, ...]] = []
+        sides: list[tuple[Tree, ...]] = []
         for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
             first = of_reset and of_reset[i : i + 1]
             layer = stack[i : i + 1], below, start[i : i + 1], first
@@ -456,7 +459,7 @@ def step(
     reset: Shaped[AnyArray, "*B"] | None = None,
     initial: Tree = None,
     implementation: str = "scan",
-) -> tuple[Float[Array, "*B H"], Any]:
+) -> tuple[Float[Array, "*B H"], Tree]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
 
     It equals `unroll` up to rounding.
@@ -486,10 +489,11 @@ def step(
             "sequence."
         )
     arguments = _Arguments(x, carry, reset, initial=initial)
-    return _call(_step, _Options(implementation), arguments, layers=layers)
+    y, next_carry = _call(_step, _Options(implementation), arguments, layers=layers)
+    return y, next_carry
 
 
-def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Any:
+def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:
     """Return the carry before the first step: zeros, in the dtype of the layer's biases.
 
     It is h (B, H) for one layer, (h, c) for an LSTM, and a tuple of these for a list of layers.

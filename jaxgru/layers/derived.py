@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,8 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
-from jaxgru.cells.carry import Carry, Tree, hidden
-from jaxgru.cells.contract import CellParams, Recurrence, Weights
+from jaxgru.cells.carry import Carry, Tree
+from jaxgru.cells.contract import AnyRecurrence, CellParams, Weights
 from jaxgru.cells.layout import IN_ROWS, Layout
 from jaxgru.cells.products import gradient_of
 
@@ -52,7 +51,7 @@ class _Program:
         return jax.tree.unflatten(self.structure, self.run(*jax.tree.leaves(args)))
 
 
-class _Derived(Recurrence[Any]):
+class _Derived(AnyRecurrence):
     """The recurrence of a cell's step.
 
     Its weights are the n of its products and the `inner` leaves of the cell, which it uses in other
@@ -61,7 +60,13 @@ class _Derived(Recurrence[Any]):
 
     in_rows = True
 
-    def __init__(self, like: Sequence[Any], structure: Any, inner: Sequence[int], n: int):
+    def __init__(
+        self,
+        like: Sequence[jax.ShapeDtypeStruct],
+        structure: Tree,
+        inner: Sequence[int],
+        n: int,
+    ):
         self.like, self.structure, self.inner, self.n = like, structure, inner, n
 
     def with_products(
@@ -73,7 +78,7 @@ class _Derived(Recurrence[Any]):
         a: Array,
     ) -> tuple[Carry, list[Array], list[Array]]:
         """Return the next carry, all factors of h or the like, and all products `times(i, h)`."""
-        filled: list[Any] = [*self.like]
+        filled: list[Tree] = [*self.like]
         for i, leaf in zip(self.inner, others, strict=True):
             filled[i] = leaf.reshape(self.like[i].shape)
 
@@ -123,7 +128,7 @@ class _Derived(Recurrence[Any]):
 
 def derived(
     params: CellParams, carry: Tree, a: jax.ShapeDtypeStruct
-) -> tuple[Recurrence[Any], Weights] | str:
+) -> tuple[AnyRecurrence, Weights] | str:
     """Return the recurrence of a cell's step, and its weights: those of its products, then others.
 
     No step is computed here, or in the gradient, with other values than the layer's.
@@ -174,7 +179,7 @@ def derived(
         return "the step has effects, such as jax.debug.print or a check of checkify"
     if any(leaf >= len(leaves) for leaf in weights.read):
         return "the step computes weights from its state or its input"
-    if any(leaves[i].size > 16 * hidden(carry).shape[-1] for i in inner):
+    if any(leaves[i].size > 16 * jax.tree.leaves(carry)[0].shape[-1] for i in inner):
         return "the step uses large weights without layout.times"
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(carry)):
         return "the carry contains whole numbers, such as a count"

@@ -71,14 +71,14 @@ class Dropout:
     first_row: int | Int[Array, "*B"] = 0
     first_step: int | Int[Array, ""] = 0
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def tree_flatten(self) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
         static = isinstance(self.rate, float | int | str | np.generic)
         rates = (None, self.rate) if static else (self.rate, None)
         leaves = self.key, rates[0], self.first_row, self.first_step
         return leaves, (rates[1], self.site, self.kind)
 
     @classmethod
-    def tree_unflatten(cls, structure: tuple[Any, ...], leaves: tuple[Any, ...]) -> Dropout:
+    def tree_unflatten(cls, structure: tuple[Tree, ...], leaves: tuple[Tree, ...]) -> Dropout:
         (key, rate, *first), (static_rate, site, kind) = leaves, structure
         return cls(key, rate if static_rate is None else static_rate, site, kind, *first)
 
@@ -194,7 +194,7 @@ class _Draw(NamedTuple):
 
     def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
         """Return which units are kept at each step."""
-        seed: Any = self.seed
+        seed: Tree = self.seed
         shape = *self.shape, units
         return _random_16_bits(seed[part], shape, self.first_step, self.first_row) >= self.threshold
 
@@ -206,11 +206,11 @@ class _Draw(NamedTuple):
 # A kind of dropout is a function (draw, site, units) → the fields of a layer's `Marks`.
 
 
-def _each_step(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+def _each_step(draw: _Draw, site: str, units: int) -> dict[str, Tree]:
     return {_field(site): draw.mask(draw.keep(units))}
 
 
-def _variational(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+def _variational(draw: _Draw, site: str, units: int) -> dict[str, Tree]:
     T, B = draw.shape
     keep = draw._replace(shape=(1, B), first_step=jnp.uint32(0)).keep(units)
     if site == "state":
@@ -218,7 +218,7 @@ def _variational(draw: _Draw, site: str, units: int) -> dict[str, Any]:
     return {_field(site): draw.mask(jnp.broadcast_to(keep, (T, *keep.shape[1:])))}
 
 
-def _zoneout(draw: _Draw, site: str, units: int) -> dict[str, Any]:
+def _zoneout(draw: _Draw, site: str, units: int) -> dict[str, Tree]:
     """Return which units of a carry are updated; without a key, the share of the new values.
 
     Whole numbers, such as counts, always are.
@@ -277,7 +277,7 @@ def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
     def of_layer(i: int, key: PRNGKeyArray | None) -> UInt32[Array, "parts 2"] | None:
         if key is None or not _is_at(dropout.site, i, L):
             return None
-        keys: Any = [key]
+        keys: Tree = [key]
         if dropout.kind == "zoneout":
             carry = jax.eval_shape(lambda p: p.zero_carry(1), layers[i])
             keys = jax.random.split(key, len(jax.tree.leaves(carry)))
@@ -286,7 +286,7 @@ def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
     return Seeds(tuple(of_layer(i, key) for i, key in enumerate(_split(dropout.key, L))))
 
 
-def _split(key: Any, number: int) -> Any:
+def _split(key: Tree, number: int) -> Tree:
     """Split a key; None for each part of None."""
     return [None] * number if key is None else jax.random.split(key, number)
 

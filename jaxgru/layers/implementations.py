@@ -87,7 +87,7 @@ def check_products(params: CellParams, carry: Carry, a: jax.ShapeDtypeStruct) ->
 
 def step_input(params: CellParams, carry: Tree) -> jax.ShapeDtypeStruct:
     """Return the shape and the dtype of what a step reads of its input."""
-    h = hidden(carry)
+    h = jax.tree.leaves(carry)[0]
     x = jax.ShapeDtypeStruct((h.shape[0], sizes(params)[0]), h.dtype)
     return jax.eval_shape(lambda params, x: params.inputs(x).astype(x.dtype), params, x)
 

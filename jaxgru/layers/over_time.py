@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxgru.cells.carry import C, Carry, Size, Tree, besides_hidden, hidden, with_hidden
-from jaxgru.cells.contract import Recurrence, Weights
+from jaxgru.cells.contract import AnyRecurrence, Recurrence, Weights
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
 from jaxgru.cells.marks import NO_MARKS, Marks, before_each, mixed
 
 S = TypeVar("S")
-AnyRecurrence: TypeAlias = Recurrence[Any]
 Residuals: TypeAlias = tuple[Weights, Carry, Array, Tree, Marks]
 
 

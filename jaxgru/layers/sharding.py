@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import AxisType, NamedSharding
@@ -12,6 +12,8 @@ from jaxtyping import Array
 
 from jaxgru.cells.carry import Size
 from jaxgru.cells.products import Lookup
+
+Function: TypeAlias = Callable[..., Any]
 
 
 def _sharding(x: Array | Lookup) -> NamedSharding:
@@ -26,9 +28,7 @@ def on_mesh(x: Array | Lookup) -> bool:
     return any(size > 1 and kind != AxisType.Manual for size, kind in axes)
 
 
-def over_batch_axes(
-    run: Callable[..., Any], x: Array | Lookup, rows: Sequence[Size]
-) -> Callable[..., Any]:
+def over_batch_axes(run: Function, x: Array | Lookup, rows: Sequence[Size]) -> Function:
     """Return `run`, which takes one batch axis, for several: mapped over all but the largest.
 
     Its first arguments and its results have the batch axes, those of steps after T; the layers and
@@ -43,8 +43,8 @@ def over_batch_axes(
 
 
 def sharded_by_xla(
-    function: Callable[..., Any], x: Array | Lookup, *outputs: tuple[int | None, ...]
-) -> Callable[..., Any]:
+    function: Function, x: Array | Lookup, *outputs: tuple[int | None, ...]
+) -> Function:
     """Return the function with its sharding left to XLA, if x is on a mesh of explicit axes.
 
     With such a mesh, the default of `jax.make_mesh`, the sharding is a part of an array's type, and

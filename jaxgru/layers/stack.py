@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 from jaxtyping import PRNGKeyArray
 
+from jaxgru.cells.carry import Tree
 from jaxgru.cells.contract import CELLS, CellParams, Init, sizes
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_whole, shown
@@ -39,7 +40,7 @@ def init_stack(
     bidirectional: bool = False,
     residual: bool = False,
     **options: Any,
-) -> Any:
+) -> Tree:
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
@@ -78,7 +79,7 @@ def init_stack(
             layers.append(init(keys[direction, i], features, hidden_dim, **options))
         return tuple(layers)
 
-    stacks: Any = tuple(map(draw, range(directions)))
+    stacks: Tree = tuple(map(draw, range(directions)))
     if residual:
         stacks = tuple(map(ResidualStack, stacks))
     return stacks if bidirectional else stacks[0]

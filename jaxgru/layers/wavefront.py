@@ -21,20 +21,20 @@ The code is plain JAX: `vmap` of the recurrences in `cells/` and of their gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.carry import Carry, Tree, hidden
-from jaxgru.cells.contract import CellParams, Recurrence, Weights
+from jaxgru.cells.contract import AnyRecurrence, CellParams, Weights
 from jaxgru.cells.marks import Marks, Mask
 from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.layers.over_time import over_time
 
-Gradient: TypeAlias = tuple[Recurrence[Any], Weights] | None
+Gradient: TypeAlias = tuple[AnyRecurrence, Weights] | None
 
 PART = 16  # the most steps in a part; T = 128 and 3 layers then take 160 steps in 10 waves
 
