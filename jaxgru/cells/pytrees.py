@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
@@ -48,7 +48,21 @@ def struct(cls: type[T]) -> type[T]:
     # sometimes runs what it has compiled for the other one (47 of 300 times with JAX 0.10.2)
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     exportable(cls)
+    for hook in _HOOKS:
+        hook(cls)
+    _STRUCTS.append(cls)
     return cls
+
+
+_STRUCTS: list[type] = []
+_HOOKS: list[Callable[[type], None]] = []
+
+
+def for_every_struct(hook: Callable[[type], None]) -> None:
+    """Call a function with every `struct` class, also with those that are defined later."""
+    for cls in _STRUCTS:
+        hook(cls)
+    _HOOKS.append(hook)
 
 
 def options_of(layer: Any) -> dict[str, Any]:

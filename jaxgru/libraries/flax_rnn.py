@@ -19,19 +19,16 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru import cells
 from jaxgru.cells import (
-    Cell,
     CellParams,
     LSTMParams,
     LSTMState,
     sizes,
 )  # fmt: skip
 from jaxgru.cells.carry import AnyArray
-from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import a_type
+from jaxgru.cells.pytrees import for_every_struct, options_of
+from jaxgru.errors import a_type, shown
 from jaxgru.layers.api import unroll
-from jaxgru.layers.stack import ResidualStack
 from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -40,7 +37,7 @@ def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
     arrays, options = _arrays(layer), options_of(layer)
     saved = {name: value for name, value in state.items() if name not in arrays}
     if saved != options:
-        word = lambda of: ", ".join(f"{name}={value!r}" for name, value in of.items())
+        word = lambda of: ", ".join(f"{name}={shown(value)}" for name, value in of.items())
         raise InteropError(
             f"the saved {type(layer).__name__} has {word(saved) or 'no options'}; it must have "
             f"{word(options) or 'none'}."
@@ -61,9 +58,9 @@ def _to_state_dict(layer: Any) -> dict[str, Any]:
 
 
 # Once this or another module of Flax's is imported
-_cells = [cls for cls in vars(cells).values() if isinstance(cls, type) and issubclass(cls, Cell)]
-for _params in (ResidualStack, *_cells):
-    register_serialization_state(_params, _to_state_dict, _from_state_dict, override=True)
+@for_every_struct
+def _register(cls: type) -> None:
+    register_serialization_state(cls, _to_state_dict, _from_state_dict, override=True)
 
 
 def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
@@ -71,7 +68,7 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
 
     A stack has ("0", "LSTMParams", "W", "kernel") and so on. The last name is "kernel", "bias" or
     "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer,
-    the optional fields that it has and its ReLU are in the path, because Flax restores
+    the optional fields that it has and its options are in the path, because Flax restores
     whatever names it looks for and ignores the others: a GRU's fields include those of a minGRU.
     """
     if hasattr(layers, "ndim"):
@@ -80,7 +77,7 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     if dataclasses.is_dataclass(layers):
         optional = [f.name for f in dataclasses.fields(layers) if f.default is None]
         present = [name for name in optional if getattr(layers, name) is not None]
-        present += map(str, options_of(layers).values())
+        present += [f"{name}={value}" for name, value in options_of(layers).items()]
         above = (*above, "_".join([type(layers).__name__, *present]))
     parts, _ = tree_flatten_with_path(layers, is_leaf=lambda x: x is not layers and x is not None)
     return tuple(path for k, part in parts for path in names(part, *above, keystr(k, simple=True)))

@@ -20,6 +20,7 @@ from random_models import same_bits
 
 import jaxgru
 from jaxgru import init_gru, init_lstm, init_min_gru, init_rnn
+from jaxgru.cells import Cell, struct
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_linen import RNN, Layer, ScannedRNN, from_linen
 
@@ -199,7 +200,7 @@ def test_each_layer_of_a_stack_has_names_of_its_own():
     module = Layer(lambda key: (init_rnn(key, 4, 6), init_rnn(key, 6, 6, activation="relu")))
     variables = module.init(jax.random.key(0), X)
     names = {"W/kernel", "U/kernel", "b/bias"}
-    layers = "0/RNNParams", "1/RNNParams_relu"  # the weights of one do not fit the other
+    layers = "0/RNNParams", "1/RNNParams_activation=relu"  # the weights of one do not fit the other
     paths = {f"layers/{layer}/{name}" for layer in layers for name in names}
     assert flatten_dict(variables["params"], sep="/").keys() == paths
 
@@ -249,6 +250,15 @@ def test_flax_serialization(kind):
     del state["0"][next(iter(state["0"]))]
     with pytest.raises(ValueError, match="target dict contains keys {'(cn|W)'} which are not"):
         serialization.from_state_dict(other, state)
+
+    @struct
+    class Own(Cell):  # defined after Flax learned of the library's
+        b: jax.Array
+
+    own = Own(X[0, 0]), Own(X[0, 1])
+    assert same_bits(serialization.from_bytes(own[1], serialization.to_bytes(own[0])), own[0])
+    with pytest.raises(InteropError, match="the saved Own has .*; it must have none"):
+        serialization.from_bytes(own[1], serialization.to_bytes(stack[0]))
     residual, other = (jaxgru.ResidualStack(tuple(layers)) for layers in (stack, other))
     read = serialization.from_bytes(other, serialization.to_bytes(residual))
     assert same_bits(read, residual) and isinstance(read, jaxgru.ResidualStack)

@@ -13,6 +13,8 @@ import pytest
 import tomli_w
 
 import jaxgru
+from jaxgru.cells import CELLS
+from jaxgru.cells.contract import options_of_cell
 from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm.config import (
     Config,
@@ -27,6 +29,7 @@ from jaxgru.lm.config import (
     reading,
     to_dict,
 )
+from jaxgru.lm.config.sections import FIELDS
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
 from study.records import PublishedResults, load_published
@@ -293,6 +296,12 @@ class TestRefusals:
         free = {"data.corpus", "data.validation", "data.tokenizer_file", "data.unit"}
         free |= {"training.init"}
         assert set(dotted_names()) - free - set(BAD_VALUES) == set()
+
+    def test_every_field_of_a_model_is_used(self):
+        """An option that no cell takes would be dropped in silence."""
+        keywords = {FIELDS.get(key, key) for cell in CELLS for key in options_of_cell(cell)}
+        sizes = {"cell", "vocab_size", "embedding_dim", "hidden_dim", "num_layers", "final_norm"}
+        assert {field.name for field in dataclasses.fields(ModelConfig)} - sizes <= keywords
 
     @pytest.mark.parametrize("dotted", BAD_VALUES)
     def test_a_value_out_of_range_or_of_the_wrong_type(self, dotted, capsys):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-import operator
 import os
 import re
 import zipfile
@@ -146,14 +145,13 @@ def save_pth(
     LSTM without LayerNorm, or one with ReLU.
     """
     where = f"{path} cannot be written"
-    of_class = operator.attrgetter("cell", "final_norm", "reset_gate", "activation")
-    layout = next(
-        (each for each in _LAYOUTS if of_class(each.config) == of_class(config.model)), None
-    )
+    kind = _kind(config.model)
+    layout = next((each for each in _LAYOUTS if _kind(each.config) == kind), None)
     if layout is None:
         raise InteropError(
-            f"{where}: the study has only GRUs without LayerNorm and with the reset gate "
-            "before the product, and LSTMs with LayerNorm, all with tanh."
+            f"{where}: the study has only GRUs with the reset gate before the product, and LSTMs "
+            "with a LayerNorm before the head, without other options, as "
+            f"{', '.join(map(str, kind[2])) or 'final_norm'}."
         )
     like = _like(config.model, layout)
     leaves = flatten(like)
@@ -262,6 +260,13 @@ def _whole_config(
         data=dataclasses.replace(config.data, tokenizer=tokenizer),
         training=dataclasses.replace(config.training, **dropout),
     )
+
+
+def _kind(model: ModelConfig) -> tuple[str, bool, dict[str, Any]]:
+    """Return what tells the study's models from each other and from all others."""
+    ours = ("init", "second_bias")  # not in what a layer computes
+    options = {key: value for key, value in model.cell_options().items() if key not in ours}
+    return model.cell, model.final_norm, options
 
 
 def _like(config: ModelConfig, layout: _Layout) -> Params:
