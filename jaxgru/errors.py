@@ -6,7 +6,7 @@ import operator
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class MissingPackage(UserError, ImportError):
 
 
 @contextlib.contextmanager
-def needs(extra: str) -> Iterator[None]:
+def needs(extra: str) -> Generator[None]:
     """Raise MissingPackage, naming this extra, where an import in the block fails."""
     try:
         yield

@@ -3,7 +3,7 @@
 install_import_hook("jaxgru", "annotations.checked")  # before jaxgru is imported
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import jaxtyping
@@ -24,7 +24,7 @@ def checked(function: Callable) -> Callable:
 
 
 @contextmanager
-def unchecked() -> Iterator[None]:
+def unchecked() -> Generator[None]:
     """Let a test pass wrong values, to see what the function itself says."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)

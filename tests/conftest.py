@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def shared(tmp_path_factory, request) -> Path:
 
 
 @contextlib.contextmanager
-def made_once(folder: Path) -> Iterator[bool]:
+def made_once(folder: Path) -> Generator[bool]:
     """Lock a folder of `shared`; yield whether it is still to be filled."""
     folder.mkdir(exist_ok=True)
     done = folder / "done"

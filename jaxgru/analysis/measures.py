@@ -240,7 +240,7 @@ def texts_of(
 ) -> np.ndarray:  # fmt: skip
     """Generate texts that continue prompts (B, P), under one of TREATMENTS."""
     top_k = min(TOP_K, len(params.head.bo)) if temperature else None
-    options = {"temperature": temperature, "top_k": top_k, "stateful": stateful}
+    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, stateful=stateful)
     prompts = prompts[:, -1:] if last_token_only else prompts
     return np.asarray(generate(params, jax.random.key(0), prompts, num_tokens, **options)[0])
 

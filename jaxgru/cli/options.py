@@ -14,7 +14,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast, get_origin
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         """Print the sentence, ours or argparse's, without the usage; exit 2."""
         _end(printable(message))
 
-    def parse_args(self, args=None, namespace=None):  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown option is an error that names what was probably meant."""
         args = list(sys.argv[1:] if args is None else args)
         declared = {option.replace("_", "-"): option for option in self._option_string_actions}
@@ -214,7 +214,7 @@ def check_printable(text: str) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[None]:
+def written(path: Path) -> Generator[None]:
     """Raise UserError where a file cannot be written inside the context."""
     try:
         yield

@@ -85,7 +85,8 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     check_shapes(f"this {name}", {n: array.shape for n, array in arrays.items()}, shapes)
     for array in arrays.values():
         common.check_dtype("the weights", str(array.dtype))
-    W, U, b = [*arrays.values(), None][:3]
+    W, U, *biases = arrays.values()
+    b = biases[0] if biases else None
     if isinstance(layer, keras.layers.LSTM):
         return common.layer_from_weights(LSTMParams, "ifgo", W, U, b, activation=activation)
     if isinstance(layer, keras.layers.SimpleRNN):

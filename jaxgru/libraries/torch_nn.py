@@ -126,7 +126,8 @@ def to_torch(
         options["nonlinearity"] = first.activation
         if len({p.activation for p in layers if isinstance(p, RNNParams)}) > 1:
             raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
-    make = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}.get(type(first), torch.nn.LSTM)
+    modules: dict[type, Any] = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}
+    make = modules.get(type(first), torch.nn.LSTM)
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
         module = make(E, H, **options)
     module.load_state_dict(state, assign=True)

@@ -54,6 +54,12 @@ def as_sequence(name: str, tokens: Any, vocab_size: int) -> AnyArray:
     return tokens
 
 
+def check_string(name: str, value: object) -> None:
+    """Raise UserError if a value is no string."""
+    if not isinstance(value, str):
+        raise UserError(f"{name} is {shown(value)}; it must be a string.")
+
+
 def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted: str) -> Any:
     """Return an allowed number as Python's; a traced one as it is."""
     if isinstance(value, Tracer):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.cells.carry import AnyArray, Tree
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_whole
@@ -70,7 +70,10 @@ class _Beams(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _search(num_tokens, K, params, prompt, carry, stop):
+def _search(
+    num_tokens: int, K: int, params: Params, prompt: Integer[Array, "B P"],
+    carry: ModelCarry | None, stop: Integer[Array, "S"] | None,
+) -> tuple[Int[Array, "B K N"], Float[Array, "B K"], Tree]:  # fmt: skip
     B, P = prompt.shape
     V = params.head.bo.shape[0]
     step = stepper(params)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device,
 CHOSEN_ON = 2**13  # tokens at the end of the training text, which suffice to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 DECAYS = (0.0, 1e-3, 1e-2)
+_Learner: TypeAlias = tuple[Params, ModelCarry]  # what one segment leaves to the next
+_Segment: TypeAlias = tuple[Int[Array, "1 T"], Int[Array, "1 T"]]  # inputs and targets
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _dynamic_nll(
         pull = jnp.minimum(decay * root / mean, 1)
         return p - (rate * g / (root + epsilon)).astype(p.dtype) + pull * (start - p)
 
-    def segment(before: tuple, now: tuple) -> tuple[tuple, Array]:
+    def segment(before: _Learner, now: _Segment) -> tuple[_Learner, Array]:
         params, carry = before
         gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
             in_dtypes_of(trained, params), *now, carry
@@ -157,7 +159,7 @@ def _dynamic_nll(
 def _mean_squares(
     params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
 ) -> Params:
-    def segment(before: tuple, now: tuple) -> tuple[tuple, None]:
+    def segment(before: _Learner, now: _Segment) -> tuple[_Learner, None]:
         total, carry = before
         gradient, (_, carry) = jax.grad(_loss, has_aux=True)(params, *now, carry)
         squared = jax.tree.map(jnp.square, at_least_float32(gradient))

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError, check_whole, shown
-from jaxgru.lm.arguments import as_sequence
+from jaxgru.errors import UserError, check_whole
+from jaxgru.lm.arguments import as_sequence, check_string
 from jaxgru.lm.data.batching import as_text, power_of_two, unit_starts, windows
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.units import encode_text, end_token
@@ -253,8 +253,7 @@ def _encode_line(
     tokenizer: Tokenizer, start: str, number: int, line: str, unit: str
 ) -> tuple[Tokens, int]:
     """Return what `encode_text` returns. Raises errors that name the line by its number."""
-    if not isinstance(line, str):
-        raise UserError(f"line {number} is {shown(line)}; it must be a string.")
+    check_string(f"line {number}", line)
     try:
         return encode_text(tokenizer, start + line, unit)
     except UserError as error:

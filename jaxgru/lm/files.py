@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from jaxgru.errors import MissingPackage, UserError
@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def damage_as(kind: type[UserError], where: object) -> Iterator[None]:
+def damage_as(kind: type[UserError], where: object) -> Generator[None]:
     """Raise `kind`, whose message `where` begins, for whatever a parser raises in the block.
 
     Damage can make a parser raise anything; a package that is not installed is no damage.
@@ -81,7 +81,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def locked(path: Path) -> Generator[bool]:
     """Hold a lock on a file, created if missing; yield False where another process holds it.
 
     It is an flock, which the kernel releases when the process ends for any reason. It belongs to

@@ -17,6 +17,7 @@ from jaxgru.cells import Lookup
 from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, check_flags, check_whole, shown
 from jaxgru.layers.api import unroll
+from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
@@ -221,8 +222,7 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
     check_whole("num_tokens", options.num_tokens)
     check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
     as_processors(options.logits_processor)
-    if not isinstance(options.unit, str):
-        raise UserError(f"unit is {shown(options.unit)}; it must be a string.")
+    check_string("unit", options.unit)
     is_end = lambda end: isinstance(end, str) and end != ""
     if not (isinstance(options.stop, tuple | list) and all(map(is_end, options.stop))):
         raise UserError(
@@ -232,8 +232,7 @@ def _check(tokenizer: Tokenizer, options: Options) -> None:
 
 
 def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) -> _Prompt:
-    if not isinstance(prompt, str):
-        raise UserError(f"the prompt is {shown(prompt)}; it must be a string.")
+    check_string("the prompt", prompt)
     unit_end, stop = end_token(tokenizer, options.unit), options.stop
     before, text, begins = [], prompt, []
     if unit_end is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.cells.carry import AnyArray, Tree
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
@@ -193,31 +193,39 @@ def as_processors(logits_processor: Any) -> tuple[Processor, ...]:
 
 
 class _State(NamedTuple):
-    """What one token hands on to the next; None is what no option in use needs."""
+    """What one token hands on to the next."""
 
     carry: ModelCarry
     token: Int[Array, "B"]
     key: PRNGKeyArray | Key[Array, "B"]
-    counts: Int[Array, "B V"] | None
-    stopped: Bool[Array, "B"] | None
+    counts: Tree  # Int[Array, "B V"]; None without processors
+    stopped: Bool[Array, "B"]
+
+
+_New: TypeAlias = tuple[Array, ...]  # tokens and maybe their log-probabilities: (B,), or of N steps
+_Loop: TypeAlias = tuple[int | Array, _State, _New]  # how many tokens are written, and all of them
 
 
 @partial(jax.jit, static_argnums=range(6))
 def _generate(
-    most, top_k, greedy, stateful, processors, return_logprobs,
-    params, key, prompt, carry, temperature, top_p, lengths, stop, counts, num_tokens=None,
-):  # fmt: skip
+    most: int, top_k: int | None, greedy: bool, stateful: bool,
+    processors: tuple[Processor, ...], return_logprobs: bool,
+    params: Params, key: PRNGKeyArray | Key[Array, "B"], prompt: Integer[Array, "B P"],
+    carry: ModelCarry | None, temperature: Scalar, top_p: Scalar | None,
+    lengths: Int[Array, "B"] | None, stop: Integer[Array, "S"] | None,
+    counts: Int[Array, "B V"] | None, num_tokens: Int[Array, ""] | None = None,
+) -> tuple[_New, ModelCarry, Array]:  # fmt: skip
     """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
     prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
     B, P = prompt.shape
     start = initial_carry(params, B)
-    carry = start if carry is None else carry
+    before = start if carry is None else carry
     last = prompt[:, -1]
     if lengths is not None:
         last = jnp.take_along_axis(prompt, lengths[:, None] - 1, axis=1)[:, 0]
     if stateful and P > 1:
         x, real = rows(params.embedding, prompt[:, :-1]), None if lengths is None else lengths - 1
-        _, carry = unroll(params.layers, x, carry, lengths=real)
+        _, before = unroll(params.layers, x, before, lengths=real)
     if processors and counts is None:
         real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
         counts = jnp.zeros((B, params.head.bo.shape[0]), jnp.int32)
@@ -225,7 +233,7 @@ def _generate(
 
     step = stepper(params)
 
-    def next_token(state: _State, _: Any = None) -> tuple[_State, tuple[Array, ...]]:
+    def next_token(state: _State, _: Any = None) -> tuple[_State, _New]:
         logits, carry = step(state.token, state.carry if stateful else start)
         key, subkey = _split(state.key)
         processed = logits
@@ -249,25 +257,24 @@ def _generate(
         counts, stopped = state.counts, state.stopped
         if counts is not None:
             counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
-        if stopped is not None:  # such a row keeps its stop token, and the state before it
+        if stop is not None:  # such a row keeps its stop token, and the state before it
             carry = IN_ROWS.choose(stopped, state.carry, carry)
             new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
             stopped |= jnp.isin(new[0], stop)
         return _State(carry, new[0], key, counts, stopped), tuple(new)
 
-    stopped = None
     if stop is not None:
-        stop, stopped = stop.astype(prompt.dtype), last != last
-    state = _State(carry, last, key, counts, stopped)
+        stop = stop.astype(prompt.dtype)
+    state = _State(before, last, key, counts, stopped=last != last)
     if num_tokens is None:
         state, new = jax.lax.scan(next_token, state, length=most)
     else:
 
-        def unfinished(loop: tuple) -> Array:
+        def unfinished(loop: _Loop) -> Array:
             i, state, _ = loop
             return i < num_tokens if stop is None else (i < num_tokens) & ~state.stopped.all()
 
-        def write_next(loop: tuple) -> tuple:
+        def write_next(loop: _Loop) -> _Loop:
             i, state, written = loop
             state, new = next_token(state)
             write = lambda all, entry: jax.lax.dynamic_update_index_in_dim(all, entry, i, 0)

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -132,7 +132,7 @@ def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T
 
 
 @contextmanager
-def end_if_another_dies() -> Iterator[None]:
+def end_if_another_dies() -> Generator[None]:
     """If another process dies inside this context, end this process at once, with a message."""
     try:
         yield

@@ -65,12 +65,12 @@ class Section:
             object.__setattr__(self, field.name, _checked(type(self), field, value))
 
 
-def choices(section: type[Section], field: dataclasses.Field) -> list[str]:
+def choices(section: type[Section], field: dataclasses.Field[Any]) -> list[str]:
     """Return the strings that a field can be, if they are few."""
     return list(get_args(field_types(section)[field.name]) or field.metadata["registry"])
 
 
-def _checked(section: type[Section], field: dataclasses.Field, value: Any) -> Any:
+def _checked(section: type[Section], field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value as the field's type. Raises a ConfigError that says what would be right."""
     name, type_ = f"{section.section}.{field.name}", field_types(section)[field.name]
     if allowed := choices(section, field):

@@ -305,11 +305,9 @@ class Config:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        name = self.name
-        allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
-        if not (isinstance(name, str) and re.fullmatch(allowed, name)):
+        if not _names_folder(self.name):
             raise ConfigError(
-                f"name is {shown(name)}; it names a folder, so it must be at most {MAX_NAME} "
+                f"name is {shown(self.name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
         model, streams = self.model, self.data.batches == "streams"
@@ -323,6 +321,11 @@ class Config:
             value = getattr(self.training, name)
             if not useful and value != getattr(TrainingConfig, name):
                 raise ConfigError(f"training.{name} is {value}, but it is only for {of}.")
+
+
+def _names_folder(name: object) -> bool:
+    allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
+    return isinstance(name, str) and re.fullmatch(allowed, name) is not None
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

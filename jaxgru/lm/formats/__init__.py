@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -95,7 +95,7 @@ def format_to_write(path: str | Path) -> Format:
 
 
 @contextlib.contextmanager
-def open_model(path: str | Path) -> Iterator[BufferedReader]:
+def open_model(path: str | Path) -> Generator[BufferedReader]:
     """Open a model's file. Raises InteropError where there is none, or it cannot be read."""
     try:
         with open(path, "rb") as file:

@@ -117,7 +117,7 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     """
     common.check_known(params, "an ONNX graph")
     check_layers(params.layers)
-    V, E = params.embedding.shape
+    V = len(params.embedding)
     graph = Graph(params)
     graph.output("logits", B, T, V)
     tokens = graph.transpose(graph.input("tokens", B, T, dtype=np.int32), 1, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def metadata_of(path: str | Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[tuple[str, Any, dict[str, str]]]:
+def _opened(path: str | Path) -> Generator[tuple[str, Any, dict[str, str]]]:
     """Yield how an error begins, a file open in `safetensors`, and its metadata.
 
     Raises InteropError where it cannot be read, or is not a model of this library.

@@ -20,7 +20,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -251,7 +251,7 @@ def silence_orbax() -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def open_checkpoints(run: Path) -> Iterator[CheckpointManager]:
+def open_checkpoints(run: Path) -> Generator[CheckpointManager]:
     """Open a run's checkpoints, of which Orbax keeps the newest two."""
     with contextlib.ExitStack() as stack:
         stack.callback(silence_orbax())

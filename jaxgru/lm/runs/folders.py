@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def find_run(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def claim(run: Path) -> Iterator[None]:
+def claim(run: Path) -> Generator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
     If a file cannot be written inside the context, the RunError names the last checkpoint.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from jaxgru.errors import needs, printable
@@ -34,7 +34,7 @@ def first_lines(text: str, count: int = 2) -> list[str]:
 
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[Callable[[], bool]]:
+def deferred_signals() -> Generator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP has come.
 
     An exception raised while XLA compiles would crash the process, so none is raised. A second
@@ -65,7 +65,7 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, on: Console = console) -> Iterator[tuple[Bar, TaskID]]:
+def progress_bar(total: int, on: Console = console) -> Generator[tuple[Bar, TaskID]]:
     """Show a progress bar of this many steps, as wide as the terminal."""
     with Bar(
         SpinnerColumn(),

@@ -68,8 +68,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
     """
 
-    def update(updates, state, params=None):
+    def clipped(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
         scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * scale, updates), state
+        return jax.tree.map(lambda g: g * scale, updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(clipped)

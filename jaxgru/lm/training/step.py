@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxgru.cells.carry import Tree
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
 from jaxgru.cells.pytrees import struct
@@ -39,6 +40,9 @@ with needs("train"):
 
 MAX_CHUNK = 64  # the most steps between two readings of the clock
 NO_STEP = 2**32 - 1  # a number that no step has: the key folded with it is none of a step's
+# Of a step: the state before the batch, inputs and targets; the keys of dropout and of the weights
+_Rows: TypeAlias = tuple[ModelCarry | None, Int[Array, "B T"], Int[Array, "B T"]]
+_Keys: TypeAlias = tuple[PRNGKeyArray, list[PRNGKeyArray], PRNGKeyArray]
 
 
 @struct
@@ -117,8 +121,8 @@ def loss_fn(
     dropout = seeded(dropout, params.layers)
     weights = rounded_inside(params)
 
-    def segment(carry: ModelCarry, of_segment: tuple) -> tuple[ModelCarry, Array]:
-        steps, inputs, targets = of_segment
+    def segment(carry: ModelCarry, part: tuple[Array, Array, Array]) -> tuple[ModelCarry, Array]:
+        steps, inputs, targets = part
         here, reset = at_step(dropout, steps[0]), unit_starts(inputs.T, end)
         logits, carry = apply(weights(), inputs.T, carry, here, implementation, reset=reset)
         return carry, token_nll(logits, targets.T).T
@@ -166,7 +170,7 @@ def train_step(
         carry = IN_ROWS.choose(~jnp.atleast_1d(from_zeros), state.carry)
 
     def loss_and_grads(
-        params, carry, inputs, targets, keys, first_row: int | Int[Array, ""] = 0
+        params: Params, rows: _Rows, keys: _Keys, first_row: int | Int[Array, ""] = 0
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         # Each key is used once, outside of the loop over micro-batches
         dropout_key, site_keys, weight_key = keys
@@ -174,10 +178,13 @@ def train_step(
         rate = training.weight_drop
         drop_weights = weight_dropper(weight_key, params, rate) if rate else None
 
-        def of_rows(carry, inputs, targets, first_row):
+        def of_rows(
+            rows: _Rows, first_row: int | Int[Array, ""]
+        ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
+            carry, inputs, targets = rows
             dropout = [each.replace(first_row=first_row) for each in dropouts]
 
-            def loss(params):
+            def loss(params: Params) -> tuple[Float[Array, ""], ModelCarry]:
                 if drop_weights:
                     params = drop_weights(params)
                 if training.compute_dtype != "float32":
@@ -188,29 +195,29 @@ def train_step(
             (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return (value, grads), None if carry is None else new_carry
 
-        rows = carry, inputs, targets
         return mean_of_micro_batches(of_rows, training.gradient_accumulation, rows, first_row)
 
+    batch = carry, inputs, targets
     if mesh is None or mesh.size == 1:
-        (loss, grads), carry = loss_and_grads(state.params, carry, inputs, targets, keys)
+        (loss, grads), carry = loss_and_grads(state.params, batch, keys)
         return _update(training, state, grads, carry), loss
 
     cuts = specs(state.params, mesh, training.shard_parameters)
 
-    def share(params, carry, inputs, targets, keys):
-        first_row = jax.lax.axis_index(ROWS) * len(inputs)
+    def share(params: Params, rows: _Rows, keys: _Keys) -> tuple[Array, Params, ModelCarry | None]:
+        first_row = jax.lax.axis_index(ROWS) * len(rows[1])
         params = gather(params, cuts)
-        (loss, grads), carry = loss_and_grads(params, carry, inputs, targets, keys, first_row)
+        (loss, grads), carry = loss_and_grads(params, rows, keys, first_row)
         return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry
 
     run = jax.shard_map(
         share,
         mesh=mesh,
-        in_specs=(cuts, P(ROWS), P(ROWS), P(ROWS), P()),
+        in_specs=(cuts, P(ROWS), P()),
         out_specs=(P(), cuts, P(ROWS)),
         check_vma=False,
     )
-    loss, grads, carry = run(state.params, carry, inputs, targets, keys)
+    loss, grads, carry = run(state.params, batch, keys)
     state = _update(training, state, grads, carry)
     where = state_shardings(state, mesh, training)  # a while_loop carry must keep its sharding
     return jax.lax.with_sharding_constraint(state, where), loss
@@ -242,30 +249,30 @@ def _update(
 
 
 def mean_of_micro_batches(
-    of_rows: Callable[..., tuple[Any, Any]],
+    of_rows: Callable[[Tree, Any], tuple[Tree, Tree]],
     number: int,
-    rows: tuple[Any, ...],
+    rows: Tree,
     first_row: int | Int[Array, ""],
-) -> tuple[Any, Any]:
-    """Return the means and the arrays of `of_rows(*rows, first_row)`, which it computes in parts.
+) -> tuple[Tree, Tree]:
+    """Return the means and the arrays of `of_rows(rows, first_row)`, which it computes in parts.
 
     There are `number` parts of equal size, so the mean of their means is the mean of the batch;
     they are computed in turn, in the memory of one. The first axis of each array in `rows` is the
     rows of the batch, which are numbered from `first_row`.
     """
     if number == 1:
-        return of_rows(*rows, first_row)
+        return of_rows(rows, first_row)
     micro_batches = jax.tree.map(lambda x: x.reshape(number, -1, *x.shape[1:]), rows)
     rows_each = jax.tree.leaves(micro_batches)[0].shape[1]
     first_rows = first_row + rows_each * jnp.arange(number)
 
-    def add(total: Any, micro_batch: tuple) -> tuple[Any, Any]:
+    def add(total: Tree, micro_batch: tuple[Tree, Array]) -> tuple[Tree, Tree]:
         rows, first_row = micro_batch
-        means, new_rows = of_rows(*rows, first_row)
+        means, new_rows = of_rows(rows, first_row)
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, means), new_rows
 
     first_batch = jax.tree.map(lambda x: x[0], micro_batches)
-    means, _ = jax.eval_shape(of_rows, *first_batch, first_row)
+    means, _ = jax.eval_shape(of_rows, first_batch, first_row)
     zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
     total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
     joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
@@ -289,11 +296,11 @@ def train_steps(
     Returns the state, the losses, and how many steps were computed; later losses are zeros.
     """
 
-    def unfinished(loop: tuple) -> Array:
+    def unfinished(loop: tuple[TrainState, Array, Array]) -> Array:
         _, losses, i = loop
         return (i < num_steps) & ((i == 0) | jnp.isfinite(losses[i - 1]))
 
-    def body(loop: tuple) -> tuple:
+    def body(loop: tuple[TrainState, Array, Array]) -> tuple[TrainState, Array, Array]:
         state, losses, i = loop
         state, loss = train_step(training, state, tokens, mesh, end)
         return state, losses.at[i].set(loss), i + 1

@@ -389,7 +389,7 @@ def test_a_training_step_of_astra_gamma_lowers_for_gpus_and_tpus(implementation)
 def test_many_micro_batches_in_half_precision():
     mean = lambda rows, first_row: (rows.mean(), rows)
     ones = jnp.ones((1024, 1), jnp.bfloat16)
-    assert step.mean_of_micro_batches(mean, 1024, (ones,), 0)[0] == 1  # bfloat16's sum ends at 256
+    assert step.mean_of_micro_batches(mean, 1024, ones, 0)[0] == 1  # bfloat16's sum ends at 256
 
 
 def test_a_run_in_bfloat16_learns_and_keeps_float32():
