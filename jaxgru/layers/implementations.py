@@ -30,7 +30,7 @@ from jaxgru.cells.products import Lookup, before_lookup, looked_up
 from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
-from jaxgru.layers.derived import derived
+from jaxgru.layers.derived import derived, jax_is_faster
 from jaxgru.layers.over_time import advance, over_time
 from jaxgru.layers.validate import check_features
 
@@ -39,7 +39,8 @@ IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at
 the same time, for GPUs. It falls back to "scan" if it does not support the layers, and for resets,
 padding, `return_carries`, a `ResidualStack`, zoneout and variational dropout at the state. "auto"
-is "scan": on the one GPU tried, the wavefront made GRUs faster, an LSTM slower."""
+is "scan", or "autodiff" for a derived gradient that is slower: see `jax_is_faster`. It is not
+"wavefront": on the one GPU tried, that made GRUs faster, an LSTM slower."""
 
 
 class StackOptions(NamedTuple):
@@ -97,7 +98,8 @@ def which_gradient(layer: CellParams) -> str:
 
     Returns:
       "written by hand", "of all steps at once" or "derived from the step", which are jaxgru's own;
-      or "JAX's, because …", which says what in the step stands in the way.
+      or "JAX's, because …", which says what in the step stands in the way. For some sizes of the
+      batch, JAX's takes the place of a derived one that is slower: see `jax_is_faster`.
     """
     if layer.by_hand():
         return "written by hand"
@@ -143,7 +145,7 @@ def unroll_layer(
         return done
     by_hand = params.by_hand()
     gradient = by_hand or derived(params, carry, step_input(params, carry))
-    if isinstance(gradient, str):
+    if isinstance(gradient, str) or implementation == "auto" and jax_is_faster(gradient[0], B, H):
         return unroll_autodiff(params, carry, x, marks, return_carries)
     recurrence, U = gradient
     inputs, steps = before_lookup(params.inputs, x)

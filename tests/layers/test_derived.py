@@ -113,6 +113,19 @@ def test_gradients_are_jaxs(name, monkeypatch, float64):
     chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    "rows, units, step, is_jaxs",
+    [(16, 20, two := lambda p, l, h: l.times(p.U, h) + l.times(p.V, h), True), (15, 20, two, False),
+     (16, 129, two, False), (16, 20, lambda p, l, h: l.times(p.U, h), False)],
+)  # fmt: skip
+def test_auto_takes_jaxs_gradient_where_it_is_faster(rows, units, step, is_jaxs):
+    p = plus(step)(*map(jnp.zeros, ((E, units), (units, units), (units, units), units)))
+    x = jnp.zeros((rows, 3, E))
+    program = lambda name: str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
+    assert ("custom_vjp" not in program("auto")) == is_jaxs
+    assert "custom_vjp" in program("scan")
+
+
 @pytest.mark.parametrize("narrow", ["W", "V"])
 def test_sums_of_half_precision_are_wide(narrow):
     """Whichever of the weights is narrow: blocks would add up its gradient in its dtype."""
