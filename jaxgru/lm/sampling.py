@@ -213,7 +213,7 @@ def _generate(
     params: Params, key: PRNGKeyArray | Key[Array, "B"], prompt: Integer[Array, "B P"],
     carry: ModelCarry | None, temperature: Scalar, top_p: Scalar | None,
     lengths: Int[Array, "B"] | None, stop: Integer[Array, "S"] | None,
-    counts: Int[Array, "B V"] | None, num_tokens: Int[Array, ""] | None = None,
+    counts: Int[Array, "B V"] | None, num_tokens: int | Int[Array, ""] | None = None,
 ) -> tuple[_New, ModelCarry, Array]:  # fmt: skip
     """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
     prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
