@@ -270,7 +270,7 @@ def _generate(
         state, new = jax.lax.scan(next_token, state, length=most)
     else:
 
-        def unfinished(loop: _Loop) -> Array:
+        def unfinished(loop: _Loop) -> bool | Array:
             i, state, _ = loop
             return i < num_tokens if stop is None else (i < num_tokens) & ~state.stopped.all()
 
