@@ -143,6 +143,10 @@ class _Options(NamedTuple):
     remat: bool = False
     reverse: bool = False
 
+    def axis(self, shape: tuple[Size, ...]) -> int:
+        """Return the axis of the steps, given the shape of the batch axes and the steps."""
+        return 0 if self.time_major else len(shape) - 1
+
 
 class _Arguments(NamedTuple):
     """What layers are computed of; see `unroll`."""
@@ -177,8 +181,8 @@ def _call(
     if mask is not None:
         arguments = arguments._replace(mask=as_flags("mask", mask, shape))
     if lengths is not None:
-        axis = 0 if options.time_major else len(shape) - 1
-        arguments = arguments._replace(lengths=as_lengths(lengths, shape, axis))
+        lengths = as_lengths(lengths, shape, options.axis(shape))
+        arguments = arguments._replace(lengths=lengths)
     try:
         with forward_mode_explained():
             return function(options, arguments, **layers)
@@ -255,7 +259,7 @@ def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     if lengths is not None and mask is not None:
         raise ValueError("both lengths and a mask are given; give one of them.")
     shape = x.shape[:-1]
-    axis = 0 if options.time_major else len(shape) - 1
+    axis = options.axis(shape)
     batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
     if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")

@@ -17,8 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells.carry import AnyArray, Carry, Size, Tree, hidden, named
-from jaxgru.cells.contract import Cell, CellParams
-from jaxgru.cells.layout import PLAIN
+from jaxgru.cells.contract import Cell, CellParams, one_step
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
 from jaxgru.cells.pytrees import described
@@ -191,9 +190,7 @@ def _keeps_its_carry(layer: CellParams, E: int) -> bool:
 
     def change(layer: CellParams) -> tuple[Carry, Carry]:
         carry = layer.zero_carry(2)
-        weights = jax.tree.map(lambda leaf: leaf.astype(hidden(carry).dtype), layer)
-        x = jnp.zeros((2, E), hidden(carry).dtype)
-        return carry, weights.step(PLAIN, carry, weights.inputs(x))
+        return carry, one_step(layer, carry, jnp.zeros((2, E), hidden(carry).dtype))
 
     before, after = jax.eval_shape(change, layer)
     types = lambda carry: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), carry)
