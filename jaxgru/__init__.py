@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgru import cells, libraries
 from jaxgru.cells import (
+    CoupledLSTMParams,
     GRUParams,
     LayerNormGRUParams,
     LayerNormLSTMParams,
@@ -15,13 +16,16 @@ from jaxgru.cells import (
     LSTMState,
     MinGRUParams,
     MogrifierGRUParams,
+    PeepholeLSTMParams,
     ProjectedLSTMParams,
     ResetBeforeGRUParams,
     RNNParams,
+    init_coupled_lstm,
     init_gru,
     init_lstm,
     init_min_gru,
     init_mogrifier_gru,
+    init_peephole_lstm,
     init_rnn,
 )
 from jaxgru.cells.products import round_weights
@@ -37,12 +41,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams",
-    "MinGRUParams", "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams",
-    "ResetBeforeGRUParams", "ResidualStack", "UserError", "bidirectional", "cells", "init_gru",
-    "init_lstm", "init_min_gru", "init_mogrifier_gru", "init_rnn", "init_stack", "initial_carry",
-    "libraries", "lm", "round_weights", "step", "unroll",
-    "which_gradient",
+    "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
+    "LayerNormLSTMParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
+    "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams", "ResidualStack", "UserError",
+    "bidirectional", "cells", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru",
+    "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack", "initial_carry",
+    "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
 ]  # fmt: skip
 
 

@@ -78,7 +78,8 @@ def by_gate(layer) -> SimpleNamespace:
     for name, weights in vars(layer).items():
         if name in ("activation", "clip"):
             continue
-        gates = every[:2] if name == "c" else every if name in "WUbwu" else ""
+        some = {"c": every[:2], "p": getattr(layer, "peepholes", "")}
+        gates = some.get(name, every if name in "WUbwu" else "")
         for i, gate in enumerate(gates):
             k = 0 if weights is None else weights.shape[-1] // len(gates)
             parts[name + gate] = 0 if weights is None else weights[..., i * k : (i + 1) * k]

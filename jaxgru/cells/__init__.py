@@ -20,6 +20,7 @@ from jaxgru.cells.contract import (
     stepper,
 )
 from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
+from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
 from jaxgru.cells.layout import Layout
@@ -27,17 +28,24 @@ from jaxgru.cells.lstm import LSTMParams, ProjectedLSTMParams, init_lstm
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
 from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
-from jaxgru.cells.products import Lookup
+from jaxgru.cells.peephole_lstm import (
+    CoupledLSTMParams,
+    PeepholeLSTMParams,
+    init_coupled_lstm,
+    init_peephole_lstm,
+)
+from jaxgru.cells.products import Lookup, dot
+from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [
-    "CELLS", "Carry", "Cell", "CellParams", "GRUParams", "Hidden", "LSTMParams", "LSTMState",
-    "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup", "MLPParams", "MinGRUParams",
-    "MogrifierGRUParams", "ProjectedLSTMParams", "RNNParams", "Recurrence",
-    "ResetBeforeGRUParams", "hidden",
-    "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_rnn",
-    "one_step", "register", "sizes", "stepper", "struct",
+    "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
+    "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup",
+    "MLPParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams", "ProjectedLSTMParams",
+    "RNNParams", "Recurrence", "ResetBeforeGRUParams", "dot", "hidden", "init_coupled_lstm",
+    "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_peephole_lstm",
+    "init_rnn", "initializers", "one_step", "plus", "register", "sizes", "stepper", "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell

@@ -93,14 +93,15 @@ class ByHand(Gated[C]):
 
 
 class AnyLSTM(Gated[LSTMState]):
-    """What the LSTMs share: the carry, and the order of the gates, f, i, o and g."""
+    """What the LSTMs share: the carry and, unless they say otherwise, the gates f, i, o and g."""
 
     gates: ClassVar[str] = "fiog"
 
     def zero_carry(self, batch_size: Size) -> LSTMState:
         """Return the carry before the first step: zeros for h and c, in the biases' dtype."""
         zeros: Callable[[int], Array] = lambda units: jnp.zeros((batch_size, units), self.b.dtype)
-        return LSTMState(zeros(sizes(self)[1]), zeros(len(self.b) // 4))  # each can be donated
+        H = len(self.b) // len(self.gates)
+        return LSTMState(zeros(sizes(self)[1]), zeros(H))  # each can be donated
 
 
 def sizes_of_gates(

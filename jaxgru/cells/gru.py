@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Recurrence, Weights, register
 from jaxgru.cells.gated import Activated, ByHand, Equations, StateWeights, sizes_of_gates
-from jaxgru.cells.initial_weights import gru_weights
+from jaxgru.cells.initial_weights import check_defaults, gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
 from jaxgru.cells.products import dot, gradient_of
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, check_flags, check_one_of, shown
+from jaxgru.errors import check_flags, check_one_of
 
 
 class _GRU(Activated[Hidden], ByHand[Hidden]):
@@ -151,21 +151,18 @@ def init_gru(
         bias_init=bias_init,
         num_blocks=num_blocks,
     )
+    functions: dict[str, Any] = dict(activation=activation, clip=clip)
     if layer_norm:
-        if second_bias or (reset_gate, activation, clip) != ("after", "tanh", None):
-            raise UserError(
-                "with layer_norm, second_bias must be False, reset_gate 'after', activation 'tanh' "
-                f"and clip None; they are {second_bias}, {shown(reset_gate)}, {shown(activation)} "
-                f"and {shown(clip)}."
-            )
+        others = dict(second_bias=second_bias, reset_gate=reset_gate)
+        check_defaults("layer_norm", init_gru, **others, **functions)
         return init_layer_norm_gru(key, in_features, hidden_dim, dtype, **options)
     check_one_of("reset_gate", reset_gate, ("before", "after"))
     weights = gru_weights(key, in_features, hidden_dim, dtype, **options)
     if second_bias:
         weights["c"] = jnp.zeros(2 * hidden_dim, dtype)
     if reset_gate == "before":
-        return ResetBeforeGRUParams(**weights, activation=activation, clip=clip)
-    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, activation=activation, clip=clip)
+        return ResetBeforeGRUParams(**weights, **functions)
+    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, **functions)
 
 
 class ResetBefore(Equations[Hidden]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxgru.cells.promotion import widest
-from jaxgru.errors import a_type, check_one_of, check_whole, shown
+from jaxgru.errors import UserError, a_type, check_one_of, check_whole, shown
 
 DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {
     "orthogonal": (lecun_normal(), orthogonal(), zeros),
@@ -102,6 +103,14 @@ def initializers(
     if num_blocks == 1:
         return W, U, b
     return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b
+
+
+def check_defaults(option: str, init: Callable[..., object], **values: object) -> None:
+    """Raise UserError unless the values that `option` excludes are the defaults of `init`."""
+    for name, value in values.items():
+        default = inspect.signature(init).parameters[name].default
+        if value != default:
+            raise UserError(f"with {option}, {name} must be {default!r}; it is {shown(value)}.")
 
 
 def gates(parts: Iterable[Array]) -> Array:

@@ -21,11 +21,11 @@ from jaxgru.cells.gated import (
     StateWeights,
     sizes_of_gates,
 )
-from jaxgru.cells.initial_weights import initializers, lstm_weights
+from jaxgru.cells.initial_weights import check_defaults, initializers, lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
 from jaxgru.cells.products import gradient_of
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, check_flags, shown
+from jaxgru.errors import check_flags
 
 
 @struct
@@ -132,29 +132,23 @@ def init_lstm(
         which and what would be right.
     """
     check_flags(layer_norm=layer_norm)
-    if (activation, clip) != ("tanh", None) and (layer_norm or proj_size is not None):
-        raise UserError(
-            "with layer_norm or proj_size, activation must be 'tanh' and clip None; they are "
-            f"{shown(activation)} and {shown(clip)}."
-        )
     options: dict[str, Any] = dict(
         init=init,
         kernel_init=kernel_init,
         recurrent_kernel_init=recurrent_kernel_init,
         bias_init=bias_init,
     )
+    functions: dict[str, Any] = dict(activation=activation, clip=clip)
     if proj_size is not None:
-        if layer_norm or num_blocks != 1:
-            raise UserError(
-                "with proj_size, layer_norm must be False and num_blocks 1; they are "
-                f"{layer_norm} and {shown(num_blocks)}."
-            )
+        others = dict(layer_norm=layer_norm, num_blocks=num_blocks)
+        check_defaults("proj_size", init_lstm, **others, **functions)
         return init_projected_lstm(key, in_features, hidden_dim, proj_size, dtype, **options)
     options["num_blocks"] = num_blocks
     if layer_norm:
+        check_defaults("layer_norm", init_lstm, **functions)
         return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
     weights = lstm_weights(key, in_features, hidden_dim, dtype, **options)
-    return LSTMParams(**weights, activation=activation, clip=clip)
+    return LSTMParams(**weights, **functions)
 
 
 def init_projected_lstm(

@@ -76,13 +76,14 @@ def layer_from_weights(
 
 
 def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
-    """Return a copy of weights (..., G·H) with their gates in another order.
+    """Return a copy of weights (..., G·H) with their gates in another order; zeros, of others.
 
     For a NumPy array, this compiles nothing.
     """
     numpy = np if isinstance(weights, np.ndarray) else jnp
     parts = dict(zip(order, numpy.split(weights, len(order), axis=-1), strict=True))
-    return jnp.array(numpy.concatenate([parts[gate] for gate in wanted], axis=-1))
+    zeros = numpy.zeros_like(parts[order[0]])
+    return jnp.array(numpy.concatenate([parts.get(gate, zeros) for gate in wanted], axis=-1))
 
 
 def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, Array, Array]:

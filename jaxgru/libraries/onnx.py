@@ -28,6 +28,7 @@ import numpy as np
 from jaxgru.cells import (
     Cell,
     CellParams,
+    CoupledLSTMParams,
     GRUParams,
     MLPParams,
     hidden,
@@ -42,7 +43,14 @@ from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.layers.validate import as_initial, carry_like, check_stack
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
-from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx, functions
+from jaxgru.libraries.onnx_nodes import (
+    OPERATORS,
+    ORDER,
+    PEEPHOLES,
+    RecurrentNode,
+    from_onnx,
+    functions,
+)
 
 with needs("onnx"):
     import onnx
@@ -227,6 +235,11 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
         parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
         states.append(parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=0))
     options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
+    P = []
+    if getattr(p, "p", None) is not None:
+        each = [common.reordered(side.p, side.peepholes, PEEPHOLES) for side in layers]
+        P = [graph.constant(f"{layer}.P", np.stack(each))]
+    options |= {"input_forget": 1} if isinstance(p, CoupledLSTMParams) else {}
     options |= {} if p.clip is None else {"clip": float(p.clip)}
     if cell == "gru":
         options["linear_before_reset"] = int(isinstance(p, GRUParams))
@@ -237,7 +250,14 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
     y = graph.node(
-        cell.upper(), x, *weights, mode.lengths, *states, outputs=[f"{layer}.y", *lasts], **options
+        cell.upper(),
+        x,
+        *weights,
+        mode.lengths,
+        *states,
+        *P,
+        outputs=[f"{layer}.y", *lasts],
+        **options,
     )
     for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
         if mode.lengths:  # of a row without steps, ONNX Runtime returns zeros

@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams
+from jaxgru.cells import (
+    CellParams,
+    CoupledLSTMParams,
+    GRUParams,
+    LSTMParams,
+    PeepholeLSTMParams,
+    ResetBeforeGRUParams,
+    RNNParams,
+)
 from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.errors import needs, shown
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -29,7 +37,11 @@ with needs("onnx"):
 
 ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
-OPERATORS = {GRUParams: "gru", ResetBeforeGRUParams: "gru", LSTMParams: "lstm", RNNParams: "rnn"}
+PEEPHOLES = "iof"
+OPERATORS = {
+    GRUParams: "gru", ResetBeforeGRUParams: "gru", RNNParams: "rnn",
+    LSTMParams: "lstm", PeepholeLSTMParams: "lstm", CoupledLSTMParams: "lstm",
+}  # fmt: skip
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _MOVES = (
@@ -82,9 +94,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
 
     Raises:
       InteropError: there is no recurrent node; a node has activations other than sigmoid, and
-        tanh or ReLU, `input_forget` or peepholes, which no layer has; its
-        weights are not constants, have wrong shapes, or are neither float32 nor, where JAX has 64
-        bits enabled, float64.
+        tanh or ReLU; its weights are not constants, have wrong shapes, or are neither float32 nor,
+        where JAX has 64 bits enabled, float64.
       OSError: the file cannot be read.
     """
     where, folder = "the ONNX model cannot be used", None
@@ -167,34 +178,46 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     names = [name.decode().lower() for name in attributes.get("activations", [])]
     attributes["activations"] = names = names or activations[0]
     options = SimpleNamespace(**attributes)
-    common.check_options(at, options, activations=activations, input_forget=[0])
+    common.check_options(at, options, activations=activations)
     phi, clip = phi[activations.index(names)], attributes.get("clip")
     if not (clip is None or clip > 0):
         raise InteropError(f"{at} has clip={clip}; it must be above 0.")
     values = {
         what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
     }
-    if np.any(values.pop("P", 0)):
-        raise InteropError(f"{at} has peepholes (P), which jaxgru's LSTM does not have.")
+    if not np.any(values.get("P", 0)):
+        values.pop("P", None)
     for value in values.values():
         common.check_dtype(f"{at}: its weights", str(value.dtype))
     E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")
     rows = len(ORDER[cell]) * H
-    want = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows)}
+    want = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows), "P": (D, 3 * H)}
     have = {what: value.shape for what, value in values.items()}
     check_shapes(at, have, {what: want[what] for what in have})
     W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
-    cls: type = {"lstm": LSTMParams, "rnn": RNNParams}.get(cell, ResetBeforeGRUParams)
-    cls = GRUParams if cell == "gru" and attributes.get("linear_before_reset") else cls
-    made: list[Any] = [layer_from_operator(cls, *side) for side in zip(W, R, B, strict=True)]
-    made = [p.replace(activation=each, clip=clip) for p, each in zip(made, phi, strict=True)]
+    cls: Any
+    if cell == "gru":
+        cls = GRUParams if attributes.get("linear_before_reset") else ResetBeforeGRUParams
+    elif cell == "rnn":
+        cls = RNNParams
+    elif attributes.get("input_forget"):
+        cls = CoupledLSTMParams
+    else:
+        cls = PeepholeLSTMParams if "P" in values else LSTMParams
+    made: list[CellParams] = []
+    for *side, P, each in zip(W, R, B, values.get("P", [None] * D), phi, strict=True):
+        others = dict(activation=each, clip=clip)
+        others |= {} if P is None else dict(p=common.reordered(P, PEEPHOLES, cls.peepholes))
+        made.append(layer_from_operator(cls, *side, **others))
     backward = made[1] if D == 2 else None
     return RecurrentNode(
         _name(node), direction, made[0], backward, graph.below(inputs.get("X", ""))
     )
 
 
-def layer_from_operator(cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray) -> CellParams:
+def layer_from_operator(
+    cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray, **others: Any
+) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
     b, c = np.split(B, 2)
-    return common.layer_from_weights(cls, ORDER[OPERATORS[cls]], W.T, R.T, b, c)
+    return common.layer_from_weights(cls, ORDER[OPERATORS[cls]], W.T, R.T, b, c, **others)

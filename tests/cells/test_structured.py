@@ -3,6 +3,7 @@
 `tests/layers` compares every way to compute them with the definition in `jaxgru/cells`.
 """
 
+import dataclasses
 from functools import partial
 
 import chex
@@ -90,6 +91,15 @@ def layer_norm_lstm(p, carry, x):
     return sigma(o) * np.tanh(LN(c) * p.wc + p.bc), c
 
 
+def peephole_lstm(p, carry, x):
+    """Equations 7 to 11 of Graves 2013 (arXiv 1308.0850); coupled: of Greff et al. 2017."""
+    h, c = carry
+    i = sigma(x @ p.Wi + h @ p.Ui + p.pi * c + p.bi)
+    f = sigma(x @ p.Wf + h @ p.Uf + p.pf * c + p.bf) if hasattr(p, "Wf") else 1 - i
+    c = f * c + i * p.phi(x @ p.Wg + h @ p.Ug + p.bg)
+    return sigma(x @ p.Wo + h @ p.Uo + p.po * c + p.bo) * p.phi(c), c
+
+
 def min_gru(p, h, x):
     """Algorithm 3 of the paper (arXiv 2410.01201)."""
     z = sigma(x @ p.Wz + p.bz)
@@ -121,6 +131,10 @@ RELU = {"activation": "relu"}
         (LSTM, {"num_blocks": 0}, lstm),
         (LSTM, {"num_blocks": 0, "layer_norm": True}, layer_norm_lstm),
         (LSTM, RELU, lstm),
+        (jaxgru.init_peephole_lstm, {}, peephole_lstm),
+        (jaxgru.init_peephole_lstm, RELU, peephole_lstm),
+        (jaxgru.init_coupled_lstm, {}, peephole_lstm),
+        (jaxgru.init_coupled_lstm, {"peepholes": True}, peephole_lstm),
         (jaxgru.init_rnn, {}, rnn),
         (jaxgru.init_rnn, RELU, rnn),
         (cells.init_mlp, {"context_length": 3}, mlp),
@@ -142,6 +156,21 @@ def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
             state = equations(numbers(layer), state, x[b, t])
             h = state[0] if isinstance(state, tuple) else state
             np.testing.assert_allclose(y[b, t], h, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", cells.CELLS)
+@pytest.mark.parametrize("implementation", ["scan", "autodiff"])
+def test_every_static_option_changes_what_is_computed(name, implementation):
+    """By each way through; an option that this table lacks has no value to try."""
+    other = {"activation": "relu", "clip": 0.1}
+    needs = {"context_length": 3} if name == "mlp" else {}
+    make = lambda: cells.CELLS[name](jax.random.key(0), 3, 4, dtype="float64", **needs)
+    layer, x = randomized(jax.eval_shape(make)), normal(2, 5, 3)
+    run = lambda layer: jaxgru.unroll(layer, x, implementation=implementation)[0]
+    for field in dataclasses.fields(layer):
+        if field.metadata.get("static"):
+            changed = layer.replace(**{field.name: other[field.name]})
+            assert np.abs(run(changed) - run(layer)).max() > 1e-3, field.name
 
 
 @pytest.mark.parametrize("B, G, n", [(2, 3, 2), (3, 1, 3), (1, 4, 1)])

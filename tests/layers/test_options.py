@@ -83,6 +83,8 @@ KINDS = INIT | {
     "lstm, relu": in_blocks(jaxgru.init_lstm, activation="relu"),
     "lstm, clip": partial(jaxgru.init_lstm, clip=1.0),
     "lstm, projected to h": projected_to_h,
+    "lstm, peepholes": partial(jaxgru.init_peephole_lstm, clip=2.0),
+    "lstm, coupled": jaxgru.init_coupled_lstm,
 }
 BY_HAND = ["gru", "gru, reset after", "gru, blocks", "lstm", "lstm, norm", "lstm, projected", "rnn"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -427,10 +428,12 @@ class TestFunctions:
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 
 
-def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, **attributes):
+def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=False, **attributes):
     """A graph of one node with random weights and dynamic sizes; and its weights."""
     D, rows = 2 if direction == "bidirectional" else 1, GATES[op] * H
-    shapes = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows), **dict(more)}
+    shapes = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows)}
+    shapes |= {"P": (D, 3 * H)} if peepholes else {}
+    shapes |= dict(more)
     weights = {n: normal(*s, dtype=np.float32, seed=i) for i, (n, s) in enumerate(shapes.items())}
     weights = {name: weight for name, weight in weights.items() if name not in without}
     names = ["x", *("WRB" if "B" in weights else "WR"), *[""] * (3 + ("B" not in weights)), ""]
@@ -457,6 +460,9 @@ class TestIn:
             ("LSTM", {"without": "B"}),
             ("LSTM", {"activations": ["Sigmoid", "Relu", "Relu"]}),
             ("LSTM", {"H": 33}),
+            ("LSTM", {"peepholes": True, "H": 4}),
+            ("LSTM", {"peepholes": True, "input_forget": 1, "clip": 0.25}),
+            ("LSTM", {"input_forget": 1, "activations": ["Sigmoid", "Relu", "Relu"]}),
             ("RNN", {"H": 1, "E": 1}),
             ("RNN", {"activations": ["Relu"]}),
             ("GRU", {"linear_before_reset": 0, "clip": 0.25}),
@@ -485,6 +491,8 @@ class TestIn:
             ends = (end,)
         ends = [np.stack(parts) for parts in zip(*map(jax.tree.leaves, ends), strict=True)]
         close([ours.reshape(5, 2, 1 + two, -1).swapaxes(1, 2), *ends], [y, *states])
+        (again,) = from_onnx(to_onnx(node.layer, node.backward))
+        chex.assert_trees_all_close((again.layer, again.backward), (node.layer, node.backward))
 
     @pytest.mark.parametrize("op", GATES)
     def test_batches_before_steps(self, op):
@@ -551,8 +559,7 @@ class TestIn:
             (lambda: graph_of("GRU", activations=["HardSigmoid", "Tanh"]),
              r"'it' has activations=\['hardsigmoid', 'tanh'\]; it must be \['sigmoid', 'tanh'\]"),
             (lambda: graph_of("LSTM", clip=-1.0), "the LSTM 'it' has clip=-1.0; it must be ab"),
-            (lambda: graph_of("LSTM", input_forget=1), "has input_forget=1; it must be 0"),
-            (lambda: graph_of("LSTM", more={"P": (1, 9)}), r"has peepholes \(P\)"),
+            (lambda: graph_of("LSTM", more={"P": (1, 8)}), r"tensor P has shape \(1, 8\); it mus"),
             (lambda: graph_of("GRU", without="W"), "W comes from 'W', an input of the graph"),
             (lambda: graph_of("GRU", more={"B": (1, 9)}), r"tensor B has shape \(1, 9\); it mus"),
             (onnx.ModelProto, "cannot be used: its graph contains no GRU, LSTM or RNN node"),
@@ -563,7 +570,7 @@ class TestIn:
             from_onnx(model())
 
     def test_peepholes_of_zeros(self):
-        model = graph_of("LSTM", more={"P": (1, 9)})
+        model = graph_of("LSTM", peepholes=True)
         (P,) = (t for t in model.graph.initializer if t.name == "P")
         P.CopyFrom(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
         assert same_bits(from_onnx(model)[0].layer, from_onnx(graph_of("LSTM"))[0].layer)

@@ -1,0 +1,142 @@
+"""The LSTM with peepholes, and the one whose input and forget gates are coupled."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxgru.cells.carry import LSTMState
+from jaxgru.cells.contract import register
+from jaxgru.cells.gated import Activated, AnyLSTM, Equations, sizes_of_gates
+from jaxgru.cells.initial_weights import lstm_weights
+from jaxgru.cells.layout import Layout
+from jaxgru.cells.pytrees import struct
+from jaxgru.errors import check_flags
+
+
+class _Peeping(Activated[LSTMState], AnyLSTM):
+    """Both kinds; `gates` says which gates they have, and `peepholes` which of them see c."""
+
+    p: Float[Array, "PH"] | None
+    peepholes: ClassVar[str]
+
+    def sizes(self) -> tuple[int, int] | None:
+        vectors = [(len(self.gates), self.b), (len(self.peepholes), self.p)]
+        return sizes_of_gates(len(self.gates), self.W, self.U, vectors)
+
+    def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
+        functions: Equations[LSTMState] = Equations(*self.functions())
+        phi, sigmoid, (h, c) = functions.phi, functions.sigmoid, carry
+        split = lambda a, gates: dict(zip(gates, jnp.split(a, len(gates), axis=-1), strict=True))
+        p = {} if self.p is None else split(self.p[None], self.peepholes)
+        of = split(a + layout.times(self.U, h), self.gates)
+        seeing = lambda gate, c: of[gate] + p[gate] * c if p else of[gate]
+        i = sigmoid(seeing("i", c))
+        f = sigmoid(seeing("f", c)) if "f" in of else 1 - i
+        c = f * c + i * phi(functions.clipped(of["g"]))
+        return LSTMState(sigmoid(seeing("o", c)) * phi(c), c)
+
+
+@struct
+class PeepholeLSTMParams(_Peeping):
+    """An LSTM layer whose gates see c: as `LSTMParams`, with p for the gates f, i and o.
+
+        f  = σ(x·Wf + h·Uf + pf ⊙ c + bf)           forget gate
+        i  = σ(x·Wi + h·Ui + pi ⊙ c + bi)           input gate
+        c' = f ⊙ c + i ⊙ tanh(x·Wg + h·Ug + bg)
+        o  = σ(x·Wo + h·Uo + po ⊙ c' + bo)          output gate
+        h' = o ⊙ tanh(c')
+
+    See Gers & Schmidhuber 2000 (IJCNN) and Graves 2013 (arXiv 1308.0850, eq. 7 to 11), whose
+    peephole weights are diagonal, as here. `activation` and `clip` are as in `LSTMParams`.
+    """
+
+    W: Float[Array, "E GH"]
+    U: Float[Array, "H GH"]
+    b: Float[Array, "GH"]
+    p: Float[Array, "PH"] | None
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
+    peepholes: ClassVar[str] = "fio"
+
+
+@struct
+class CoupledLSTMParams(_Peeping):
+    """An LSTM layer that forgets as much as it reads: f = 1 − i.
+
+    Otherwise as `LSTMParams` or, with p for the gates i and o, `PeepholeLSTMParams`. W, U and b
+    hold the gates i, o and g side by side. See Greff et al. 2017 (arXiv 1503.04069), who call it
+    CIFG. It has three quarters of an LSTM's weights.
+    """
+
+    W: Float[Array, "E GH"]
+    U: Float[Array, "H GH"]
+    b: Float[Array, "GH"]
+    p: Float[Array, "PH"] | None = None
+    activation: str = field(default="tanh", kw_only=True, metadata={"static": True})
+    clip: float | None = field(default=None, kw_only=True, metadata={"static": True})
+    gates: ClassVar[str] = "iog"
+    peepholes: ClassVar[str] = "io"
+
+
+@register
+def init_peephole_lstm(
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+    activation: str = "tanh",
+    clip: float | None = None,
+) -> PeepholeLSTMParams:
+    """Draw the initial parameters of an LSTM layer with peepholes, which begin as zeros.
+
+    Arguments and errors are those of `init_lstm`.
+    """
+    weights = lstm_weights(
+        key, in_features, hidden_dim, dtype, bias_init,
+        init=init, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init,
+    )  # fmt: skip
+    p = jnp.zeros(3 * hidden_dim, dtype)
+    return PeepholeLSTMParams(**weights, p=p, activation=activation, clip=clip)
+
+
+@register
+def init_coupled_lstm(
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    *,
+    peepholes: bool = False,
+    dtype: DTypeLike = jnp.float32,
+    init: str = "orthogonal",
+    kernel_init: Initializer | None = None,
+    recurrent_kernel_init: Initializer | None = None,
+    bias_init: Initializer | None = None,
+    activation: str = "tanh",
+    clip: float | None = None,
+) -> CoupledLSTMParams:
+    """Draw the initial parameters of an LSTM layer whose input and forget gates are coupled.
+
+    Other arguments and errors are those of `init_lstm`.
+
+    Args:
+      peepholes: the gates i and o see c; p begins as zeros.
+    """
+    check_flags(peepholes=peepholes)
+    weights = lstm_weights(
+        key, in_features, hidden_dim, dtype, bias_init,
+        init=init, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init,
+    )  # fmt: skip
+    without_f = {name: leaf[..., hidden_dim:] for name, leaf in weights.items()}
+    p = jnp.zeros(2 * hidden_dim, dtype) if peepholes else None
+    return CoupledLSTMParams(**without_f, p=p, activation=activation, clip=clip)
