@@ -31,7 +31,7 @@ from jaxgru.cells import (
 from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
 from jaxgru.layers.api import bidirectional, initial_carry, step, unroll
-from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.dropout import Dropout, drop_weights
 from jaxgru.layers.implementations import which_gradient
 from jaxgru.layers.stack import ResidualStack, init_stack
 
@@ -44,7 +44,8 @@ __all__ = [
     "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
     "LayerNormLSTMParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
     "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams", "ResidualStack", "UserError",
-    "bidirectional", "cells", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru",
+    "bidirectional", "cells", "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm",
+   "init_min_gru",
     "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack", "initial_carry",
     "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
 ]  # fmt: skip

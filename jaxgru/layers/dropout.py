@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.contract import CellParams, sizes
+from jaxgru.cells.contract import Cell, CellParams, sizes
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import a_type, check_one_of, check_whole, shown
+from jaxgru.errors import a_type, check_one_of, check_whole, counted, shown
 
 
 class Seeds(NamedTuple):
@@ -31,8 +31,10 @@ class Seeds(NamedTuple):
     of_layers: tuple[UInt32[Array, "parts 2"] | None, ...]
 
 
+T = TypeVar("T")
 Threshold: TypeAlias = int | UInt32[Array, ""]  # of the bit patterns that drop a unit
 Scale: TypeAlias = float | Float[Array, ""]
+Rate: TypeAlias = float | Float[Array, ""]
 
 SITES = ("input", "state", "between", "output")
 
@@ -57,22 +59,24 @@ class Dropout:
         steps (Gal & Ghahramani 2016, arXiv 1512.05287). At the state, it drops units of h only in
         the products with the weights; a minGRU does not have them. "zoneout", for the state alone,
         draws at each step which units keep their old value (Krueger et al. 2017, arXiv 1606.01305),
-        and scales nothing; h and c of an LSTM have masks of their own, but the same rate. With the
-        key None, each unit takes the mean of both values, as in the paper's evaluation.
+        and scales nothing. h and c of an LSTM have masks of their own and, if `rate` is a tuple
+        (rate of h, rate of c), rates of their own. With the key None, each unit takes the mean of
+        both values, as in the paper's evaluation.
       first_row: if the batch is part of a larger one, the row at which it starts there. Its masks
         are then those of these rows.
       first_step: likewise the step, if the sequences are parts of longer ones.
     """
 
     key: PRNGKeyArray | Seeds | None
-    rate: float | Float[Array, ""]
+    rate: Rate | tuple[Rate, ...]
     site: str
     kind: str = "each_step"
     first_row: int | Int[Array, "*B"] = 0
     first_step: int | Int[Array, ""] = 0
 
     def tree_flatten(self) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
-        static = isinstance(self.rate, float | int | str | np.generic)
+        each = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        static = all(isinstance(rate, float | int | str | np.generic) for rate in each)
         rates = (None, self.rate) if static else (self.rate, None)
         leaves = self.key, rates[0], self.first_row, self.first_step
         return leaves, (rates[1], self.site, self.kind)
@@ -112,7 +116,6 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
         return None
     several = each(dropout)
     for item in several:
-        _threshold_and_scale(item.rate)
         _check(item)
         key, seen = item.key, a_type(item.key)
         if isinstance(key, Array | np.ndarray):
@@ -124,7 +127,8 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
             raise ValueError(
                 f"the dropout's key is {seen}; it must be one key, as from jax.random.key."
             )
-    return [_in_32_bits(item.replace(rate=_in_float32(item.rate))) for item in several]
+    in_float32 = lambda rate: jax.tree.map(_in_float32, rate)
+    return [_in_32_bits(item.replace(rate=in_float32(item.rate))) for item in several]
 
 
 def _in_float32(rate: Any) -> Any:
@@ -156,37 +160,49 @@ def dropout_masks(
     L = len(layers)
     by_layer = [NO_MARKS] * L
     for item in each(dropout):
-        threshold, scale = _threshold_and_scale(item.rate)
-        _check(item)
+        rates = _check(item)
         rows = _whole("first_step", item.first_step), _whole("first_row", item.first_row)
-        if scale is None:
+        if all(scale is None for _, scale in rates):
             continue
         seeds = _seeds(item, layers).of_layers
         for i in (i for i in range(L) if _is_at(item.site, i, L)):
             carry = jax.eval_shape(lambda p: p.zero_carry(batch_size), layers[i])
             is_input = item.site == "input"
-            units = sizes(layers[i])[0] if is_input else jax.tree.leaves(carry)[0].shape[1]
-            draw = _Draw(seeds[i], threshold, scale, (num_steps, batch_size), *rows, carry)
+            parts = jax.tree.leaves(carry)
+            units = sizes(layers[i])[0] if is_input else parts[0].shape[1]
+            of_parts = rates if isinstance(item.rate, tuple) else rates * len(parts)
+            if len(of_parts) != len(parts):
+                raise ValueError(
+                    f"the dropout has {len(rates)} rates; layer {i} has a carry of "
+                    f"{counted(len(parts), 'part')}."
+                )
+            draw = _Draw(seeds[i], of_parts, (num_steps, batch_size), *rows, carry)
             by_layer[i] = by_layer[i]._replace(**KINDS[item.kind](draw, item.site, units))
     return [marks.turned() for marks in by_layer] if reverse else by_layer
 
 
-def _check(dropout: Dropout) -> None:
-    site, kind = dropout.site, dropout.kind
+def _check(dropout: Dropout) -> list[tuple[Threshold, Scale | None]]:
+    """Check a dropout, and return what `_threshold_and_scale` makes of its rates."""
+    site, kind, rate = dropout.site, dropout.kind, dropout.rate
+    each = rate if isinstance(rate, tuple) and kind == "zoneout" else (rate,)
+    rates = list(map(_threshold_and_scale, each))
     check_one_of("the dropout site", site, SITES)
     check_one_of("the dropout kind", kind, KINDS)
     if kind == "zoneout" and site != "state":
         raise ValueError(f"the dropout site is {site!r}; zoneout needs the site 'state'.")
     if dropout.key is None and kind != "zoneout":
         raise ValueError("the dropout's key is None; only zoneout has a mean to evaluate with.")
+    return rates
 
 
 class _Draw(NamedTuple):
-    """How the units of a layer are drawn. `carry` has the shapes of the layer's."""
+    """How the units of a layer are drawn. `carry` has the shapes of the layer's.
+
+    rates: of each part of the carry, a threshold and a scale; all alike, but for zoneout.
+    """
 
     seed: UInt32[Array, "parts 2"] | None
-    threshold: Threshold
-    scale: Scale
+    rates: Sequence[tuple[Threshold, Scale | None]]
     shape: tuple[Size, Size]  # T, B
     first_step: UInt32[AnyArray, ""]
     first_row: UInt32[AnyArray, "*B"]
@@ -195,12 +211,13 @@ class _Draw(NamedTuple):
     def keep(self, units: int, part: int = 0) -> Bool[Array, "T B H"]:
         """Return which units are kept at each step."""
         seed: Tree = self.seed
-        shape = *self.shape, units
-        return _random_16_bits(seed[part], shape, self.first_step, self.first_row) >= self.threshold
+        shape, (threshold, _) = (*self.shape, units), self.rates[part]
+        return _random_16_bits(seed[part], shape, self.first_step, self.first_row) >= threshold
 
     def mask(self, keep: Array) -> Mask:
         """Return the mask that keeps these units and scales them."""
-        return Mask(keep, jnp.asarray(self.scale, jax.tree.leaves(self.carry)[0].dtype))
+        scale: Tree = self.rates[0][1]
+        return Mask(keep, jnp.asarray(scale, jax.tree.leaves(self.carry)[0].dtype))
 
 
 # A kind of dropout is a function (draw, site, units) → the fields of a layer's `Marks`.
@@ -224,11 +241,10 @@ def _zoneout(draw: _Draw, site: str, units: int) -> dict[str, Tree]:
     Whole numbers, such as counts, always are.
     """
     parts, structure = jax.tree.flatten(draw.carry)
-    T, scale = draw.shape[0], draw.scale
     updates = []
-    for i, part in enumerate(parts):
-        shape = T, *part.shape
-        if not jnp.issubdtype(part.dtype, jnp.floating):
+    for i, (part, (_, scale)) in enumerate(zip(parts, draw.rates, strict=True)):
+        shape = draw.shape[0], *part.shape
+        if scale is None or not jnp.issubdtype(part.dtype, jnp.floating):
             update = jnp.ones(shape, bool)
         elif draw.seed is None:
             update = jnp.broadcast_to(jnp.asarray(1 / scale, part.dtype), shape)
@@ -284,6 +300,40 @@ def _seeds(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
         return jnp.stack([jax.random.bits(key, (2,), jnp.uint32) for key in keys])
 
     return Seeds(tuple(of_layer(i, key) for i, key in enumerate(_split(dropout.key, L))))
+
+
+def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
+    """Return layers with some recurrent weights set to zero, and the others scaled, for training.
+
+    Each weight of the matrices that multiply h, such as a GRU's U, is 0 with probability `rate` and
+    otherwise divided by 1 − rate. So the recurrence has the same weights at each step: DropConnect
+    (Merity et al. 2018, arXiv 1708.02182, section 2). Call it within the function that is
+    differentiated.
+
+    Args:
+      key: a new one for each training step.
+      layers: one layer's parameters, or any pytree of layers, such as a list or a pair of lists.
+      rate: in [0, 1).
+
+    Raises:
+      ValueError: the rate is not as described, or no layer has such a matrix.
+    """
+    _threshold_and_scale(rate)
+    each, structure = jax.tree.flatten(layers, is_leaf=lambda node: isinstance(node, Cell))
+    if not any(layer.recurrent for layer in each if isinstance(layer, Cell)):
+        raise ValueError(
+            "the layers have no recurrent matrices, so none of their weights can drop."
+        )
+
+    def dropped(key: PRNGKeyArray, layer: CellParams) -> CellParams:
+        keys = jax.random.split(key, len(layer.recurrent))
+        for name, key_of_U in zip(layer.recurrent, keys, strict=True):
+            U = getattr(layer, name)
+            keep = jax.random.bernoulli(key_of_U, 1 - rate, U.shape)
+            layer = layer.replace(**{name: jnp.where(keep, U / (1 - rate), 0)})
+        return layer
+
+    return jax.tree.unflatten(structure, map(dropped, jax.random.split(key, len(each)), each))
 
 
 def _split(key: Tree, number: int) -> Tree:

@@ -121,31 +121,6 @@ def round_model(params: Params, dtype: DTypeLike) -> Params:
     return dataclasses.replace(params, layers=layers, head=head)
 
 
-def weight_dropper(key: PRNGKeyArray, params: Params, rate: float) -> Callable[[Params], Params]:
-    """Return a function that drops weights of the recurrent matrices U, and scales the rest.
-
-    Each weight is 0 with probability `rate`, and otherwise divided by 1 − rate: DropConnect of the
-    recurrence, which is the same at each step of a sequence (Merity et al. 2018, arXiv 1708.02182,
-    section 2). Which are dropped is drawn here, once.
-    """
-
-    def draw(key: PRNGKeyArray, layer: CellParams) -> dict[str, Array]:
-        names = layer.recurrent
-        keys = zip(names, jax.random.split(key, len(names)), strict=True)
-        shape = lambda name: getattr(layer, name).shape
-        return {name: jax.random.bernoulli(key, 1 - rate, shape(name)) for name, key in keys}
-
-    kept = list(map(draw, jax.random.split(key, len(params.layers)), params.layers))
-
-    def dropped(layer: CellParams, kept: dict[str, Array]) -> CellParams:
-        drop = lambda name, keep: jnp.where(keep, getattr(layer, name) / (1 - rate), 0)
-        return layer.replace(**{name: drop(name, keep) for name, keep in kept.items()})
-
-    return lambda params: dataclasses.replace(
-        params, layers=tuple(map(dropped, params.layers, kept))
-    )
-
-
 def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
     """Return the state before the first token: zeros, a tuple with one entry per layer.
 

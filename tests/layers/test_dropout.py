@@ -63,12 +63,16 @@ def test_variational_dropout_at_the_state(kind, H):
 
 
 @pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("kind", ["lstm", *slow("gru")])
-def test_zoneout(kind, mean):
+@pytest.mark.parametrize(
+    "kind, rate",
+    [("lstm", 0.25), ("lstm", (0.25, 0.75)), ("lstm", (0.0, 0.5)), *slow(("gru", 0.25))],
+)
+def test_zoneout(kind, rate, mean):
     """Krueger et al. 2017, equations 4 and 5: h and c keep old values, each by its own mask."""
     make, equations = CELLS[kind]
     layer, x, carry = problem(make)
-    dropout = Dropout(None if mean else KEY, 0.25, "state", "zoneout")
+    dropout = Dropout(None if mean else KEY, rate, "state", "zoneout")
+    rates = rate if isinstance(rate, tuple) else (rate, rate)
     (masks,) = dropout_masks([layer], dropout, 2, 4)
     updates = jax.tree.leaves(masks.update)
     assert mean or len({u.tobytes() for u in map(np.asarray, updates)}) == len(updates)
@@ -76,7 +80,7 @@ def test_zoneout(kind, mean):
     for t in range(4):
         new = equations(numbers(layer), after if kind == "lstm" else after[0], x[:, t])
         new = new if kind == "lstm" else (new,)
-        d = [0.75 if mean else np.asarray(u[t]) for u in updates]
+        d = [1 - r if mean else np.asarray(u[t]) for u, r in zip(updates, rates, strict=False)]
         after = tuple(d * n + (1 - d) * old for d, n, old in zip(d, new, after, strict=True))
     y, end = jaxgru.unroll(layer, x, carry, dropout=dropout)
     np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
@@ -222,3 +226,25 @@ def test_several_sites_in_two_directions():
     of_state, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout[1])
     of_output, _ = jaxgru.bidirectional(layer, layer, np.ones_like(x), dropout=dropout[0])
     np.testing.assert_allclose(y, np.where(of_output == 0, 0, 2 * of_state), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in jaxgru.cells.CELLS if name != "mlp"])
+def test_dropped_weights(name):
+    """A quarter of U is zero, nothing else; the others are scaled, and so are their gradients."""
+    pair = jaxgru.init_stack(name, KEY, 33, 33, 2, bidirectional=True, dtype="float64")
+    layers = randomized(jax.eval_shape(lambda: pair))
+    if not pair[0][0].recurrent:
+        with pytest.raises(ValueError, match="no recurrent matrices"):
+            jaxgru.drop_weights(KEY, layers, 0.25)
+        return
+    drop = partial(jaxgru.drop_weights, KEY, rate=0.25)
+    seen, pulled = jax.vjp(drop, layers)
+    slope, kept_by_layer = pulled(jax.tree.map(jnp.ones_like, layers))[0], set()
+    for new, old, d in zip(*(sum(tree, ()) for tree in (seen, layers, slope)), strict=True):
+        kept = np.asarray(new.U != 0)
+        assert abs(kept.mean() - 0.75) < 0.03
+        kept_by_layer.add(kept.tobytes())
+        np.testing.assert_allclose(new.U, np.where(kept, old.U / 0.75, 0), rtol=1e-15)
+        np.testing.assert_allclose(d.U, kept / 0.75, rtol=1e-15)
+        chex.assert_trees_all_equal(new.replace(U=old.U), old)
+    assert len(kept_by_layer) == 4

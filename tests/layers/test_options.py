@@ -234,7 +234,10 @@ def check(number, monkeypatch, forget_traces):
     if o["dropout"]:
         site, kind = o["dropout"]
         key = None if kind == "zoneout, mean" else jax.random.key(number)
-        marks["dropout"] = jaxgru.Dropout(key, 0.4, site, kind.split(",")[0], **o["first"])
+        several = kind.startswith("zoneout") and rng.random() < 0.5
+        parts = len(jax.tree.leaves(zeros)) // L
+        rate = (0.0, 0.7, 0.3)[-parts:] if several else 0.4
+        marks["dropout"] = jaxgru.Dropout(key, rate, site, kind.split(",")[0], **o["first"])
         masks = dropout_masks(layers, marks["dropout"], B, T)
 
     def in_batch(a, axis=0):

@@ -227,6 +227,12 @@ def test_one_sentence_says_what_is_wrong(function, arguments, says):
         (lambda: masks(KEY, 0.5, "inside"), "site is 'inside'; it must be one of input, state, be"),
         (lambda: masks(KEY, 0.5, "state", "often"), "kind is 'often'; it must be one of each_step"),
         (lambda: masks(KEY, 0.5, "output", "zoneout"), "is 'output'; zoneout needs the site 'stat"),
+        (
+            lambda: masks(KEY, (0.5, 0.5), "state"),
+            "the dropout rate is (0.5, 0.5); it must be at l",
+        ),
+        (lambda: masks(KEY, (0.5,), "state", "zoneout"), "1 rates; layer 0 has a carry of 2 parts"),
+        (lambda: masks(KEY, (0.5, 2), "state", "zoneout"), "rate is 2; it must be at least 0 and"),
         (lambda: masks(None, 0.5, "state"), "key is None; only zoneout has a mean to evaluate"),
     ],
 )

@@ -18,7 +18,7 @@ from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
+from jaxgru.layers.dropout import Dropout, Dropouts, at_step, drop_weights, seeded
 from jaxgru.layers.remat import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
@@ -30,7 +30,6 @@ from jaxgru.lm.model import (
     initial_carry,
     round_model,
     token_nll,
-    weight_dropper,
 )
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
@@ -174,9 +173,11 @@ def train_step(
     ) -> tuple[tuple[Float[Array, ""], Params], ModelCarry | None]:
         # Each key is used once, outside of the loop over micro-batches
         dropout_key, site_keys, weight_key = keys
-        dropouts = seeded(_dropouts(training, dropout_key, site_keys), params.layers)
         rate = training.weight_drop
-        drop_weights = weight_dropper(weight_key, params, rate) if rate else None
+        drop = lambda layers: drop_weights(weight_key, layers, rate) if rate else layers
+        layers, gradient_of = jax.vjp(drop, params.layers)
+        params = dataclasses.replace(params, layers=layers)
+        dropouts = seeded(_dropouts(training, dropout_key, site_keys), params.layers)
 
         def of_rows(
             rows: _Rows, first_row: int | Int[Array, ""]
@@ -185,8 +186,6 @@ def train_step(
             dropout = [each.replace(first_row=first_row) for each in dropouts]
 
             def loss(params: Params) -> tuple[Float[Array, ""], ModelCarry]:
-                if drop_weights:
-                    params = drop_weights(params)
                 if training.compute_dtype != "float32":
                     params = round_model(params, training.compute_dtype)
                 how = training.remat, carry, training.implementation
@@ -195,7 +194,10 @@ def train_step(
             (value, new_carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return (value, grads), None if carry is None else new_carry
 
-        return mean_of_micro_batches(of_rows, training.gradient_accumulation, rows, first_row)
+        number = training.gradient_accumulation
+        (loss, grads), carry = mean_of_micro_batches(of_rows, number, rows, first_row)
+        grads = dataclasses.replace(grads, layers=gradient_of(grads.layers)[0])
+        return (loss, grads), carry
 
     batch = carry, inputs, targets
     if mesh is None or mesh.size == 1:
