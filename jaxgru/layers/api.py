@@ -211,8 +211,9 @@ def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[T
 @partial(jax.jit, static_argnums=0)
 def _step(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Tree, ...]:
     """Compute `step`: one program."""
-    one_step = jax.tree.map(lambda a: a[None], (arguments.x, arguments.reset))
-    arguments = arguments._replace(x=one_step[0], reset=one_step[1])
+    at_steps = lambda a: None if a is None else a[None]
+    x, reset, mask = map(at_steps, (arguments.x, arguments.reset, arguments.mask))
+    arguments = arguments._replace(x=x, reset=reset, mask=mask)
     y, carry = _unroll(options, arguments, layers)
     return y[0], carry
 
@@ -461,6 +462,7 @@ def step(
     carry: Tree,
     *,
     reset: Shaped[AnyArray, "*B"] | None = None,
+    mask: Shaped[AnyArray, "*B"] | None = None,
     initial: Tree = None,
     implementation: str = "scan",
 ) -> tuple[Float[Array, "*B H"], Tree]:
@@ -473,6 +475,8 @@ def step(
       x: the input (B, F) of this step, or (F,) of one sequence; or with more batch axes.
       carry: the state before this step, as for `unroll`, but not None.
       reset: (B,), True where the carry is set to `initial` before the step.
+      mask: (B,), True where a row takes the step, such as an agent that lives. Another row's output
+        is zero, and it keeps its carry, or `initial` if it is reset.
       implementation: as for `unroll`; forward mode needs "autodiff".
 
     Returns:
@@ -492,7 +496,7 @@ def step(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
         )
-    arguments = _Arguments(x, carry, reset, initial=initial)
+    arguments = _Arguments(x, carry, reset, mask=mask, initial=initial)
     y, next_carry = _call(_step, _Options(implementation), arguments, layers=layers)
     return y, next_carry
 

@@ -78,6 +78,7 @@ FAULTS = [
     (unroll, dict(x=None), "x is a NoneType; it must be an array"),
     (unroll, dict(x=np.ma.masked_array(X)), "x is a MaskedArray; it must be"),
     (step, dict(x=np.ones((2, F), int)), "x is int64 (2, 3); it must be floating-point, (B, F)"),
+    (step, dict(mask=np.ones((2, 1), bool)), "mask is bool (2, 1); it must be bool (2,)"),
     (step, dict(x=X[0, 0, 0], carry=zeros(H)), "x is float32 (); it must be floating-point, (B, F"),
     # layers
     (unroll, dict(layers=[]), "contains no layers"),

@@ -98,16 +98,17 @@ def test_steps_one_by_one(kind):
     layers, x = stack_of(kind, 2), random_like(np.zeros((2, 3, F)), 1)
     start = random_like(jaxgru.initial_carry(layers, 2), 2)
     reset = np.array([[False, True, False], [False, False, True]])
+    mask = np.array([[True, False, True], [False, True, False]])
 
     def step_by_step(layers, x, carry):
         outputs = []
         for t in range(3):
-            h, carry = jaxgru.step(layers, x[:, t], carry, reset=reset[:, t])
+            h, carry = jaxgru.step(layers, x[:, t], carry, reset=reset[:, t], mask=mask[:, t])
             outputs.append((h, carry))
         y, carries = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *outputs)
         return y, carry, carries
 
-    at_once = partial(jaxgru.unroll, reset=reset, return_carries=True)
+    at_once = partial(jaxgru.unroll, reset=reset, mask=mask, return_carries=True)
     seen = (value_and_gradients(run, layers, x, start) for run in (at_once, step_by_step))
     chex.assert_trees_all_close(*seen, rtol=1e-10, atol=1e-11)
 
@@ -148,7 +149,7 @@ def test_a_call_is_one_program():
         partial(jaxgru.unroll, layers, x),
         partial(jaxgru.unroll, layers, x, carry, reverse=True, **options),
         partial(both, x, **options | dict(initial=None)),
-        partial(jaxgru.step, layers, x[:, 0], carry, reset=np.array([True, False])),
+        partial(jaxgru.step, layers, x[:, 0], carry, reset=np.ones(2), mask=np.zeros(2)),
     ):
         for programs in (1, 0):
             with jtu.count_jit_and_pmap_lowerings() as lowered:
