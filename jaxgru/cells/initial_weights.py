@@ -56,7 +56,7 @@ def initializers(
     check_one_of("init", init, DEFAULTS)
     check_whole("num_blocks", num_blocks)
     if H % num_blocks:
-        raise ValueError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
+        raise UserError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
     rows = columns = H // num_blocks
     if state_size is not None:
         check_whole("proj_size", state_size)
@@ -110,7 +110,7 @@ def check_defaults(option: str, init: Callable[..., object], **values: object) -
     for name, value in values.items():
         default = inspect.signature(init).parameters[name].default
         if value != default:
-            raise UserError(f"with {option}, {name} must be {default!r}; it is {shown(value)}.")
+            raise UserError(f"{name} must be {default!r} with {option}; it is {shown(value)}.")
 
 
 def gates(parts: Iterable[Array]) -> Array:

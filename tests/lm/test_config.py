@@ -309,7 +309,7 @@ class TestRefusals:
             with pytest.raises((ConfigError, SystemExit)) as refusal:
                 load_config("astra_alpha", typed(f"--{dotted}={text}"))
             said = str(refusal.value) + capsys.readouterr().err
-            wrong = ": (invalid .* value|expected one|.* is neither)| is .*(must be|no such option)"
+            wrong = ": (invalid .* value|expected one|.* is neither)| is .*(must be|no such option|3; it must divide hidden_dim)"
             assert re.search(f"{dotted}({wrong})", said)
 
     @pytest.mark.parametrize(
@@ -336,10 +336,12 @@ class TestRefusals:
             ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
             ({"data.batches": "crops", "training.random_offset": False},
              "reset_probability is 0.25, but it is only for streams"),
+            ({"model.cell": "gru", "model.layer_norm": True, "model.activation": "relu"},
+             "activation must be 'tanh' with layer_norm; it is 'relu'."),
         ],
     )  # fmt: skip
     def test_a_field_that_makes_no_sense_with_another(self, overrides, says):
-        with pytest.raises(ConfigError, match=re.escape(f"training.{says}")):
+        with pytest.raises(ConfigError, match=rf"^(training|model)\.{re.escape(says)}"):
             load_config("best_gru", overrides)
 
     @pytest.mark.parametrize(

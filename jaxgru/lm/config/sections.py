@@ -12,7 +12,7 @@ import jax
 
 from jaxgru.cells import CELLS
 from jaxgru.cells.contract import options_of_cell
-from jaxgru.errors import shown
+from jaxgru.errors import UserError, shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.config.fields import (
     ConfigError,
@@ -100,11 +100,10 @@ class ModelConfig(Section):
                 raise ConfigError(
                     f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
-        if self.hidden_dim % self.num_blocks:
-            raise ConfigError(
-                f"model.num_blocks is {self.num_blocks}; it must be a divisor of "
-                f"model.hidden_dim, {self.hidden_dim}."
-            )
+        try:
+            self.recurrent_matrices()
+        except UserError as error:  # two options that do not go together
+            raise ConfigError(f"model.{error}") from None
 
     def cell_options(self) -> dict[str, Any]:
         """Return the keywords for the function that draws the cell, if they are not the default."""
