@@ -11,21 +11,16 @@ from typing import Any
 
 import numpy as np
 
-MAX_LENGTH = 1000  # of a message, in characters
-
 
 class UserError(ValueError):
     """What the user asked for cannot be done; the message is one sentence that says why.
 
     Commands print the message on one line and exit with 2, without a traceback. It may quote a file
-    or an argument, so unprintable characters are escaped, and the middle of a long message is cut.
+    or an argument, so unprintable characters are escaped.
     """
 
     def __init__(self, message: str) -> None:
-        message = printable(message)
-        if len(message) > MAX_LENGTH:
-            message = f"{message[: MAX_LENGTH // 2]} … {message[-MAX_LENGTH // 4 :]}"
-        super().__init__(message)
+        super().__init__(printable(message))
 
 
 class MissingPackage(UserError, ImportError):
@@ -65,8 +60,6 @@ def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
 
 def printable(text: str) -> str:
     """Return the text on one line, with unprintable characters escaped: "\\n", "\\x1b"."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

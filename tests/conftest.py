@@ -269,6 +269,14 @@ def undrawn(request, monkeypatch) -> None:
         )
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """A command that runs in this process leaves its handler of Ctrl-C, which would end pytest."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a script ended: its exit code, and what it printed."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from jaxgru.cli.options import Parser, field_choices
+from jaxgru.cli.options import Parser
 from jaxgru.errors import needs
-from jaxgru.lm.config import config_names, dotted_names
+from jaxgru.lm.config import config_names
 from jaxgru.lm.pretrained import pretrained_names
-
-PATHS = ("--resume", "--runs", "--data.corpus", "--data.validation",
-         "--data.tokenizer_file", "--corpus", "--output", "--text", "--prompts",
-         "target")  # fmt: skip
 
 
 def completion_script(
@@ -28,12 +25,11 @@ def completion_script(
 
     values = dict.fromkeys(("config", "--config"), config_names())
     values |= dict.fromkeys(("model", "source", "--init"), pretrained_names())
-    values |= {f"--{name}": field_choices(*name.split(".")) for name in dotted_names()}
     parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
     for action in (action for parser in parsers.values() for action in parser._actions):
         name = (action.option_strings or [action.dest])[0]
-        if values.get(name):  # where none fits, bash offers files
+        if name in values:  # where none fits, bash offers files
             action.choices = values[name]
-        elif name in PATHS:
+        elif action.type in (None, Path, str) and action.nargs != 0 and not action.choices:
             action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
     return shtab.complete(join(parsers), shell)

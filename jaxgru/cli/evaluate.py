@@ -19,7 +19,7 @@ import numpy as np
 from jaxgru.analysis import measures
 from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subject, measure
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, check_printable, trained_model, write_output
+from jaxgru.cli.options import Parser, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
 from jaxgru.lm.config import Config, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -48,7 +48,7 @@ def make_parser() -> Parser:
         ["evaluate runs/astra_alpha", "evaluate astra_alpha",
          "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv",
          "evaluate mine.safetensors --text names.txt --lines", "evaluate --ngram 2"],
-        usage="(MODEL | --ngram INT) [options]",
+        usage="(MODEL | --ngram ORDER) [options]",
     )  # fmt: skip
     parser.add_model()
     add = parser.add_argument_group("measures").add_argument
@@ -197,8 +197,6 @@ def print_lines(
     model: Params | NGram, tokenizer: Tokenizer, text: Corpus, unit: str, output: Path | None
 ) -> None:
     """Write the table of --lines; of a file, print the mean loss and the unknown tokens."""
-    if output is None:
-        check_printable(text.text)
     rows: list[list[Any]] = []
     pieces: list[str] = []
     lines, total = split_units(text.text, "line"), 0.0

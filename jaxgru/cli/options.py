@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
 import dataclasses
 import importlib
 import io
-import json
 import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast, get_origin
+from typing import Any, NoReturn, cast
 
 import jax
 
 from jaxgru.errors import UserError, nearest, printable
-from jaxgru.lm.config import SECTIONS, Config, choices, dotted_names, field_types
+from jaxgru.lm.config import SECTIONS, Config, DataConfig, choices, dotted_names, field_types
 from jaxgru.lm.files import reason, write_bytes
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
@@ -30,33 +27,20 @@ from jaxgru.lm.pretrained import pretrained_names
 
 Formatter: Any = argparse.HelpFormatter
 with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
-    import rich_argparse
+    from rich_argparse import RichHelpFormatter as Formatter
 
-    Formatter = rich_argparse.RichHelpFormatter
-    Formatter.styles["argparse.groups"] = "bold"
+    Formatter.group_name_formatter = str  # not str.title
+    Formatter.help_markup = Formatter.text_markup = False
 
-MOST = 60  # characters of an option's choices in its line of the help, which argparse never wraps
+METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", bool: "{true,false}", Path: "FILE"}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
-
-
-class _Types(Formatter):
-    """Shows what kind of value an option takes."""
-
-    group_name_formatter = str  # of rich-argparse: not str.title
-    help_markup = text_markup = False
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return _kind(action)
-
-
-def _kind(action: argparse.Action) -> str:
-    return {int: "INT", float: "FLOAT", Path: "FILE"}.get(cast(Any, action.type), "TEXT")
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one sentence; options cannot be abbreviated.
 
-    "-" and "_" are the same in the names of options.
+    "-" and "_" are the same in the names of options. Where an option names no type, or Path, its
+    value is not empty, as that of an unset variable is.
 
     Args:
       description: what the command does.
@@ -71,14 +55,19 @@ class Parser(argparse.ArgumentParser):
             prog=os.path.basename(sys.argv[0]),
             usage=usage and f"%(prog)s {usage}",
             description=description,
-            formatter_class=cast(Any, _Types),
+            formatter_class=Formatter,
             allow_abbrev=False,
         )
         self.examples = examples
         self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
+        self.register("type", None, _not_empty)
+        self.register("type", Path, lambda text: Path(_not_empty(text)))
 
     def format_help(self) -> str:
-        """Return the help, with the examples at its end."""
+        """Return the help: what kind of value each option takes, and at its end the examples."""
+        for action in self._actions:
+            if action.option_strings and action.nargs != 0 and not action.choices:
+                action.metavar = action.metavar or METAVARS.get(action.type, "TEXT")
         lines = [f"  jaxgru {example}\n" for example in self.examples]
         return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
 
@@ -100,11 +89,6 @@ class Parser(argparse.ArgumentParser):
             args[i] = declared[dashed] + equals + value
         return super().parse_args(args, namespace)
 
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        if not arg_string and (action.metavar or action.type is Path):  # as an unset variable's
-            raise argparse.ArgumentError(action, "expected one argument, not an empty one")
-        return super()._get_value(action, arg_string)
-
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
         group = self.add_argument_group("model")
@@ -114,7 +98,11 @@ class Parser(argparse.ArgumentParser):
             f"a run, or a {NAMES} file{otherwise}", also=("--run", "--pretrained"),
         )  # fmt: skip
         model.add_argument(
-            "--ngram", type=int, help="count an n-gram model of this order, 1 to 8, instead"
+            "--ngram",
+            type=int,
+            metavar="ORDER",
+            choices=range(1, 9),
+            help="count an n-gram model of this order, 1 to 8, instead",
         )
         group.add_argument(
             "--config",
@@ -144,9 +132,9 @@ class Parser(argparse.ArgumentParser):
 
         def encoding(name: str) -> str:
             try:
-                return dataclasses.replace(Config().data, encoding=name).encoding
+                return DataConfig(encoding=name).encoding
             except UserError as error:
-                self.error(str(error).replace("data.encoding", "--encoding"))
+                raise argparse.ArgumentTypeError(str(error)) from error
 
         help = f"encoding of {of}, by Python's name for it, such as latin-1 (default: utf-8)"
         add("--encoding", metavar="NAME", type=encoding, help=help)
@@ -158,59 +146,40 @@ class Parser(argparse.ArgumentParser):
         """
         for section, cls in SECTIONS.items():
             group = self.add_argument_group(f"{section} (fields of the config{of})")
-            values, types = getattr(config, section), field_types(cls)
-            for field in dataclasses.fields(values):
+            values = getattr(config, section)
+            for field in dataclasses.fields(cls):
+                dotted, allowed = f"{section}.{field.name}", choices(cls, field)
+                kind = str if allowed else field_types(cls)[field.name]
                 default = shlex.quote(printable(typed(getattr(values, field.name))))
-                kind = unescaped if field.metadata["escaped"] else types[field.name]
-                help, allowed = field.metadata["help"], field_choices(section, field.name)
-                metavar = f"{{{','.join(allowed)}}}" if allowed else None
-                if metavar and len(metavar) > MOST:
-                    help, metavar = f"{help}: {', '.join(allowed)}", None
-                help = f"{help} (default: {default})".replace("%", "%%")
-                dotted = f"{section}.{field.name}"
-                hidden = dotted == "training.init"  # it is --init
+                help = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
                 group.add_argument(
                     f"--{dotted}",
-                    metavar=metavar,
-                    type=str if get_origin(kind) is Literal else kind,
-                    help=argparse.SUPPRESS if hidden else help,
+                    type=unescaped if field.metadata["escaped"] else kind,
+                    choices=allowed or None,
+                    help=argparse.SUPPRESS if dotted == "training.init" else help,  # it is --init
                 )
 
 
-def write_output(path: Path | None, parts: Iterable[str], errors: str = "surrogateescape") -> None:
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected one argument, not an empty one")
+    return text
+
+
+def write_output(path: Path | None, parts: Iterable[str]) -> None:
     """Write what a command makes as one file or, where there is no path, print each part at once.
 
-    errors: what becomes of characters that the encoding lacks, as for `str.encode`. By default,
-    what a text has that is no UTF-8 is written as it was read; with "json", they are escaped.
-
-    Raises UserError if the file cannot be written.
+    What a text has that is not UTF-8 is written as it was read. Raises UserError if the file cannot
+    be written.
     """
     if path is None:
-        cast(Any, sys.stdout).reconfigure(errors=errors)
+        cast(Any, sys.stdout).reconfigure(errors="surrogateescape")
         for part in parts:
             print(part, end="", flush=True)
         return
     whole = "".join(parts)
     with written(path):
-        write_bytes(path.resolve(), whole.encode(errors=errors))
-
-
-def _as_json(error: Any) -> tuple[str, int]:
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-codecs.register_error("json", _as_json)
-
-
-def check_printable(text: str) -> None:
-    """Raise UserError where standard output's encoding lacks a character of a text."""
-    try:
-        text.encode(sys.stdout.encoding, "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"standard output is in {error.encoding}, which lacks {text[error.start]!r}; give "
-            "--output, or set PYTHONIOENCODING=utf-8."
-        ) from None
+        write_bytes(path.resolve(), whole.encode(errors="surrogateescape"))
 
 
 @contextlib.contextmanager
@@ -242,13 +211,6 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[nrt\\]", lambda match: meant[match[0]], text)
 
 
-def field_choices(section: str, name: str) -> list[str]:
-    """Return the values that a config's field can have, if they are few."""
-    cls = SECTIONS[section]
-    is_bool = field_types(cls)[name] is bool
-    return ["true", "false"] if is_bool else choices(cls, cls.__dataclass_fields__[name])
-
-
 def typed(value: object) -> str:
     """Return a field's value as it is typed on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -271,43 +233,33 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_command(name: str) -> NoReturn:
-    """Pass `main` of the module `jaxgru.cli.<name>`, which alone is imported, to `run_script`.
-
-    `train` handles Ctrl-C itself while it has anything to save.
-    """
-    main = lambda: importlib.import_module(f"jaxgru.cli.{name}").main()
-    run_script(main, at_once=name in ("train", "sample", "evaluate"))
+    """Pass `main` of the module `jaxgru.cli.<name>`, which alone is imported, to `run_script`."""
+    run_script(lambda: importlib.import_module(f"jaxgru.cli.{name}").main())
 
 
-def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
+def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
-    `at_once`: Ctrl-C ends the process at once, without an exception. One that is raised within a
-    callback of JAX's disappears, and Python's shutdown crashes while XLA compiles.
-
     A lack of memory or of the requested device is reported in one line, too, because the user can
-    change what was asked for; so is a standard output that cannot be written. If its reader has
-    gone, exit 1 in silence.
+    change what was asked for. If the reader of standard output has gone, exit 1 in silence.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if at_once and before is signal.default_int_handler:  # `nohup` ignores it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, _end_at_once)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "?" for characters that it cannot encode
-    out = cast(Any, _Output(sys.stdout or open(os.devnull, "w")))  # None: it is closed
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None: it is closed
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     code: str | int | None = 0
     try:
-        with contextlib.redirect_stdout(out):
-            try:
-                main()
-            except SystemExit as stop:  # as after --help
-                code = stop.code
-            print(end="", flush=True)
-    except KeyboardInterrupt:
+        try:
+            main()
+        except SystemExit as stop:  # as after --help
+            code = stop.code
+        print(end="", flush=True)
+    except KeyboardInterrupt:  # as training raises it, once everything is saved
         code = 130
     except UserError as error:
-        _end(_in_options(str(error)))
+        _end(str(error))
     except BrokenPipeError:  # the reader has gone, for example `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
         code = 1
     except Exception as error:
         if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
@@ -325,45 +277,20 @@ def run_script(main: Callable[[], None], at_once: bool = False) -> NoReturn:
                 "here; unset it, and JAX uses what is available."
             )
         raise
-    finally:
-        signal.signal(signal.SIGINT, before)
     raise SystemExit(code)
 
 
-class _Output:
-    """Standard output, whose errors are told from those of files."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._stream, name)
-        return partial(self._try, attribute) if name in ("write", "flush") else attribute
-
-    def _try(self, method: Callable[..., Any], *text: str) -> Any:
-        try:
-            return method(*text)
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # Python will flush it
-            if isinstance(error, BrokenPipeError):
-                raise
-            raise UserError(f"standard output cannot be written: {reason(error)}.") from error
-
-
 def _end_at_once(number: int, frame: Any) -> None:
+    """End the process without an exception.
+
+    One that is raised within a callback of JAX's disappears, and Python's shutdown crashes while
+    XLA compiles.
+    """
     with contextlib.suppress(Exception):  # as where it interrupts a write
         sys.stdout.flush()
         if sys.stderr.isatty():
             print("\x1b[?25h", end="", file=sys.stderr, flush=True)  # a status hides the cursor
     os._exit(130)
-
-
-def _in_options(sentence: str) -> str:
-    """Return a sentence that begins with an argument's name with the option in its place."""
-    name, *rest = sentence.split(" ", 1)
-    option = f"--{name.replace('_', '-')}" if name != "order" else "--ngram"
-    is_typed = name.isidentifier() and any(word.split("=")[0] == option for word in sys.argv)
-    return " ".join([option, *rest]) if is_typed else sentence
 
 
 def _end(sentence: str) -> NoReturn:

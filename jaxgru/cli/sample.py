@@ -142,7 +142,7 @@ def main() -> None:
         numbered = ((i % len(lines), text) for i, text in enumerate(texts))
         records = ({"line": i + 1, "prompt": lines[i], "text": text} for i, text in numbered)
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_output(arguments.output, dumped, "json")
+        write_output(arguments.output, dumped)
         return
     if prompt is None:
         prompt = "" if unit else default_prompt(text_sha256, tokenizer)
