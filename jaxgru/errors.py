@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import operator
-import re
 import reprlib
 import sys
 from collections.abc import Generator, Iterable
@@ -88,11 +87,9 @@ def shown(value: Any) -> str:
     return _REPR.repr(value)
 
 
-def a_type(value: Any) -> str:
-    """Return the name of a value's class with its article: "an int", "an LSTMCell", "a GRU"."""
-    name = type(value).__name__
-    vowel = re.match(r"[AEIOaeio]|[FHLMNRSX](?![a-z])|nd", name)  # as it is spoken
-    return f"{'an' if vowel else 'a'} {name}"
+def type_name(value: object) -> str:
+    """Return the name of a value's type, for a message."""
+    return type(value).__name__
 
 
 def check_whole(
@@ -120,7 +117,7 @@ def check_flags(**flags: object) -> None:
     """Raise ValueError if an option is neither True nor False."""
     for name, value in flags.items():
         if type(value) not in (bool, np.bool_):
-            raise ValueError(f"{name} is {a_type(value)}; it must be True or False.")
+            raise ValueError(f"{name} is {type_name(value)}; it must be True or False.")
 
 
 def warn(sentence: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import export
 from jaxtyping import Array, Float
 
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import shown, type_name
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Tree: TypeAlias = Any  # a pytree of arrays; PyTree of jaxtyping is unknown to type checkers
@@ -64,7 +64,7 @@ def named(name: str, state: Tree, wanted: type) -> Tree:
             return wanted(**state)
         seen = f"a dict with the keys {', '.join(map(shown, state))}"
     else:
-        seen = f"an array {state.shape}" if hasattr(state, "shape") else a_type(state)
+        seen = f"an array {state.shape}" if hasattr(state, "shape") else type_name(state)
     parts = ", ".join(f"{field}=…" for field in fields)
     keys = " and ".join(fields)
     raise ValueError(

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxgru.cells.promotion import widest
-from jaxgru.errors import UserError, a_type, check_one_of, check_whole, shown
+from jaxgru.errors import UserError, check_one_of, check_whole, shown, type_name
 
 DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {
     "orthogonal": (lecun_normal(), orthogonal(), zeros),
@@ -75,7 +75,7 @@ def initializers(
             return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
         if not callable(given):
             raise ValueError(
-                f"{name} is {a_type(given)}; it must be an initializer, such as "
+                f"{name} is {type_name(given)}; it must be an initializer, such as "
                 "jax.nn.initializers.orthogonal()."
             )
 

@@ -18,7 +18,7 @@ from jaxgru.cells.carry import AnyArray, Size, Tree
 from jaxgru.cells.contract import Cell, CellParams, sizes
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import a_type, check_one_of, check_whole, counted, shown
+from jaxgru.errors import check_one_of, check_whole, counted, shown, type_name
 
 
 class Seeds(NamedTuple):
@@ -117,7 +117,7 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
     several = each(dropout)
     for item in several:
         _check(item)
-        key, seen = item.key, a_type(item.key)
+        key, seen = item.key, type_name(item.key)
         if isinstance(key, Array | np.ndarray):
             seen = f"{key.dtype} {key.shape}"
             is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)

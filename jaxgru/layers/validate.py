@@ -21,7 +21,7 @@ from jaxgru.cells.contract import Cell, CellParams, one_step
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
 from jaxgru.cells.pytrees import described
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.layers.stack import Layers, ResidualStack
 
 Shapes: TypeAlias = tuple[Any, ...]  # of shapes, in tuples as the arrays are
@@ -39,7 +39,7 @@ def as_array(name: str, value: object) -> AnyArray:
         raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
     except (TypeError, ValueError):
         is_array = type(value) is np.ndarray
-        seen = f"{value.dtype} {value.shape}" if is_array else a_type(value)
+        seen = f"{value.dtype} {value.shape}" if is_array else type_name(value)
         raise ValueError(
             f"{name} is {seen}; it must be an array of a dtype that JAX supports."
         ) from None
@@ -127,14 +127,14 @@ def check_layers(name: str, layers: Layers) -> None:
     for layer in stack:
         if not isinstance(cast(object, layer), Cell):
             raise ValueError(
-                f"{name} {'is' if is_single else 'contains'} {a_type(layer)}; it must be one "
+                f"{name} {'is' if is_single else 'contains'} {type_name(layer)}; it must be one "
                 "layer, as from init_gru, or a list of these; jaxgru.libraries runs or converts "
                 "the modules of other libraries."
             )
     for leaf in jax.tree.leaves(layers):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            seen = a_type(leaf) if dtype is None else dtype
+            seen = type_name(leaf) if dtype is None else dtype
             raise ValueError(f"a weight in {name} is {seen}; it must be a floating-point array.")
 
 

@@ -22,7 +22,7 @@ from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import shown, type_name
 from jaxgru.layers.api import bidirectional, unroll
 from jaxgru.layers.api import initial_carry as carry_of_layers
 from jaxgru.layers.validate import as_array, is_pair
@@ -201,12 +201,12 @@ def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *option
       InteropError: it has none, or not with the options of this layer.
     """
     if type(layer) not in counterparts:
-        raise InteropError(f"{a_type(layer)} cannot be converted: {theirs}.")
+        raise InteropError(f"{type_name(layer)} cannot be converted: {theirs}.")
     for name, value in options_of(layer).items():
         if name not in options:
             raise InteropError(
-                f"{a_type(layer)} with {name}={value!r} cannot be converted: {theirs}, and none of "
-                "them has this option."
+                f"{type_name(layer)} with {name}={value!r} cannot be converted: {theirs}, and none "
+                "of them has this option."
             )
     return counterparts[type(layer)]
 

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.layers.api import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -65,7 +65,7 @@ def dynamic_unroll(
     if type(core) is hk.ResetCore:
         own, (input_sequence, resets) = core.core, input_sequence
     if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(f"the core is {a_type(own)}; it must be an hk.GRU or hk.LSTM.")
+        raise InteropError(f"the core is {type_name(own)}; it must be an hk.GRU or hk.LSTM.")
     inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
     axis = 0 if time_major or inputs.ndim == 2 else 1
     batch = inputs.shape[:1] if axis else inputs.shape[1:-1]

@@ -18,7 +18,7 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.layers.api import step
 from jaxgru.layers.api import unroll as unroll_layers
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -120,18 +120,18 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
     """
     if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
         raise InteropError(
-            f"the cell is {a_type(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
+            f"the cell is {type_name(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
         )
     # whatever else a cell has than these is compared with what is known
     static = ("input_size", "hidden_size", "use_bias")
     weights = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
-    weights = common.as_weights(a_type(cell), weights)
+    weights = common.as_weights(type_name(cell), weights)
     lstm, E, H = isinstance(cell, eqx.nn.LSTMCell), cell.input_size, cell.hidden_size
     rows = (4 if lstm else 3) * H
     want: dict[str, tuple[int, ...]] = {"weight_ih": (rows, E), "weight_hh": (rows, H)}
     if cell.use_bias:  # or Equinox ignores them
         want |= {"bias": (rows,)} | ({} if lstm else {"bias_n": (H,)})
-    check_shapes(a_type(cell), {name: weight.shape for name, weight in weights.items()}, want)
+    check_shapes(type_name(cell), {name: weight.shape for name, weight in weights.items()}, want)
     cls, order = (LSTMParams, "ifgo") if lstm else (GRUParams, "rzn")
     cn: dict[str, Any] = {"cn": jnp.asarray(weights["bias_n"])} if "bias_n" in weights else {}
     return common.layer_from_weights(

@@ -22,7 +22,7 @@ from jaxtyping import Float, Integer, Shaped
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.layers.api import step
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
@@ -199,7 +199,7 @@ def from_nnx(cell: Any) -> CellParams:
     flax_rnn.check_cell(cell, CELLS, hint)
     state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
     arrays = {".".join(map(str, path)): variable.get_value() for path, variable in state}
-    return flax_rnn.from_parts(a_type(cell), CELLS[type(cell)], arrays, cell)
+    return flax_rnn.from_parts(type_name(cell), CELLS[type(cell)], arrays, cell)
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:

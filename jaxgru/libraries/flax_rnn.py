@@ -27,7 +27,7 @@ from jaxgru.cells import (
 )  # fmt: skip
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import for_every_struct, options_of
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import shown, type_name
 from jaxgru.layers.api import unroll
 from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -149,7 +149,8 @@ def check_cell(cell: Any, cells: Mapping[type, Parts], hint: str = "") -> None:
     if type(cell) not in cells:
         names = ", ".join(cls.__name__ for cls in cells)
         raise InteropError(
-            f"the cell is {a_type(cell)}; it must be one of Flax's {names}, not a subclass{hint}."
+            f"the cell is {type_name(cell)}; it must be one of Flax's {names}, not a "
+            f"subclass{hint}."
         )
     options = dict(gate_fn=common.SIGMOID, activation_fn=common.PHI, residual=[False])
     common.check_options(f"this {type(cell).__name__}", cell, **options)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.layers.validate import check_stack
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -68,8 +68,8 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
         return (from_keras(first, weights[:ahead]),), (from_keras(second, weights[ahead:]),)
     if type(layer) not in KINDS:
         raise InteropError(
-            f"{a_type(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional or "
-            "Sequential of these can."
+            f"{type_name(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional "
+            "or Sequential of these can."
         )
     name = type(layer).__name__
     if not layer.built:

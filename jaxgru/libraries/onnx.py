@@ -37,7 +37,7 @@ from jaxgru.cells import (
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import a_type, check_one_of, needs
+from jaxgru.errors import check_one_of, needs, type_name
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.layers.validate import as_initial, carry_like, check_stack
@@ -189,7 +189,7 @@ def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> Non
     for p in (*ahead, *(back or ())):
         if not isinstance(p, Cell):
             raise InteropError(
-                f"{a_type(p)} cannot be converted; a layer is what init_gru returns."
+                f"{type_name(p)} cannot be converted; a layer is what init_gru returns."
             )
     for i, (p, q) in enumerate(zip(ahead, back or (), strict=False)):
         of_both = lambda p: (type(p), sizes(p), options_of(p) | {"activation": ""})

@@ -26,7 +26,7 @@ from jaxgru.cells import (
     RNNParams,
     sizes,
 )  # fmt: skip
-from jaxgru.errors import a_type, shown
+from jaxgru.errors import shown, type_name
 from jaxgru.layers.stack import Layers
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
@@ -144,9 +144,9 @@ def _check_module(torch: ModuleType, module: Any) -> str:
         or nn.utils.parametrize.is_parametrized(module)
     ):
         raise InteropError(
-            f"{a_type(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or a "
-            "cell of these, without hooks, parametrized weights or methods of its own (remove them "
-            "first by remove_weight_norm, remove_spectral_norm, prune.remove or "
+            f"{type_name(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or "
+            "a cell of these, without hooks, parametrized weights or methods of its own (remove "
+            "them first by remove_weight_norm, remove_spectral_norm, prune.remove or "
             "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
     computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))  # cells lack modes

@@ -46,8 +46,8 @@ def test_initializers_of_ones_own(init):
 @pytest.mark.parametrize(
     "given, says",
     [
-        (0.0, "is a float; it must be an initializer, such as"),
-        (np.zeros(1), "is an ndarray; it must be an initializer"),
+        (0.0, "is float; it must be an initializer, such as"),
+        (np.zeros(1), "is ndarray; it must be an initializer"),
         (jax.nn.initializers.orthogonal, "returns function; it must return floating-point numbers"),
         (lambda *_: None, "returns NoneType; it must"),
         (lambda *_: jnp.ones((2, 2)), r"returns float32 \(2, 2\); it must return .* numbers \("),

@@ -135,12 +135,12 @@ def of_shapes(**shapes):
 @pytest.mark.parametrize(
     "call, says",
     [
-        (drawn(lambda: hk.VanillaRNN(6), X, H), "a VanillaRNN; it must be an hk.GRU or hk.LSTM"),
-        (drawn(lambda: hk.ResetCore(hk.VanillaRNN(6)), (X, DONES), H), "the core is a VanillaRNN"),
+        (drawn(lambda: hk.VanillaRNN(6), X, H), "VanillaRNN; it must be an hk.GRU or hk.LSTM"),
+        (drawn(lambda: hk.ResetCore(hk.VanillaRNN(6)), (X, DONES), H), "the core is VanillaRNN"),
         (drawn(lambda: hk.ResetCore(gru()), (X, DONES.T), H), r"should_reset has shape \(3, 5\)"),
         (drawn(gru, X, H[:2]), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
         (drawn(lambda: hk.LSTM(6), X, H), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
-        (drawn(gru, None, H), "input_sequence is a NoneType; it must be an array"),
+        (drawn(gru, None, H), "input_sequence is NoneType; it must be an array"),
         (lambda: to_haiku(layer("lstm, relu")), "LSTMParams with activation='relu' cannot be"),
         (of_shapes(b=12, w_i=(5, 12)), "the tensor w_h is missing"),
         (of_shapes(w_i=(5, 12), w_h=(4, 9), b=12), r"w_h has shape \(4, 9\); it must be \(4, 12\)"),

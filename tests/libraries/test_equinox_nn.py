@@ -78,9 +78,9 @@ X, cell = np.ones((3, 5, 4), np.float32), equinox_cell("GRUCell")
         (lambda: unroll(with_fields(bias_hh=jnp.ones(6)), X), "the tensor bias_hh does not belong"),
         (
             lambda: unroll(with_fields(bias=jnp.ones(16)), X),
-            r"a GRUCell: .* shape \(16,\); it",
+            r"GRUCell: .* shape \(16,\); it",
         ),
-        (lambda: unroll(GRUCell(4, 6, key=jax.random.key(0)), X), "the cell is a GRUCell; it must"),
+        (lambda: unroll(GRUCell(4, 6, key=jax.random.key(0)), X), "the cell is GRUCell; it must"),
         (lambda: unroll(eqx.partition(cell, eqx.is_array)[1], X), "the tensor bias is missing"),
         (lambda: unroll(cell, X, reset=resets(5, 3)), r"reset is bool \(5, 3\); it must be"),
         (lambda: unroll(cell, X, jnp.zeros(6)), r"the state has shape \(6,\); it must"),

@@ -160,7 +160,7 @@ after = partial(made, "GRU, reset after")
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: from_keras(built(Mine(3))), "a Mine cannot be converted; a keras GRU, L"),
+        (lambda: from_keras(built(Mine(3))), "Mine cannot be converted; a keras GRU, L"),
         (lambda: from_keras(keras.layers.GRU(3)), "the GRU has no weights yet; build it first"),
         (
             lambda: from_keras(made("LSTM", activation="gelu")),

@@ -120,7 +120,7 @@ class TestOut:
         "layers, options, says",
         [
             ([], {}, "there is no layer"),
-            ([{}], {}, "a dict cannot be converted; a layer is what init_gru returns"),
+            ([{}], {}, "dict cannot be converted; a layer is what init_gru returns"),
             ([GRU, GRU], {}, "has 6 features per step; layer 1 takes 4"),
             (
                 [[GRU], [layer("rnn")]],

@@ -303,15 +303,15 @@ EXTRA = torch.nn.Parameter(ones(3))
         ),
         (lambda: from_torch(GATES, cell="rnn_relu"), "is not that of cell='rnn_relu': weight_ih"),
         (lambda: to_torch([layer("rnn"), layer("rnn, relu", 6)]), "has one for all"),
-        (lambda: to_torch(layer("lstm, clip")), "an LSTMParams with clip=0.5 cannot be"),
+        (lambda: to_torch(layer("lstm, clip")), "LSTMParams with clip=0.5 cannot be"),
         (lambda: to_torch(layer("gru after, relu")), "GRUParams with activation='relu' cannot be"),
-        (lambda: from_torch(torch.nn.Linear(2, 3)), "a Linear cannot be converted"),
+        (lambda: from_torch(torch.nn.Linear(2, 3)), "Linear cannot be converted"),
         (lambda: from_torch(LARGER), r"pass the prefix .*: its recurrent modules are 1, 2\.$"),
         (lambda: from_torch(LARGER, prefix="3"), r"at the prefix '3'; its .* modules are 1, 2\.$"),
         (lambda: from_torch(LARGER, prefix="0"), r"at '0' is not that of .* modules are none\.$"),
         (lambda: from_torch(torch.nn.GRU(2, 3), prefix="a"), "the prefix 'a' is for a state_dict"),
         (lambda: from_torch(torch.nn.GRU(2, 3, dtype=torch.bfloat16)), "are bfloat16"),
-        (lambda: from_torch(Doubled(2, 3)), "a Doubled .* without hooks, .* methods of its own"),
+        (lambda: from_torch(Doubled(2, 3)), "Doubled .* without hooks, .* methods of its own"),
         *(
             (changed(change), r"LSTM .* without hooks, parametrized weights .*remove_weight_norm")
             for change in (

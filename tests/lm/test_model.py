@@ -226,7 +226,7 @@ def test_no_rows(params):
         (jnp.zeros(3, jnp.int32), None, r"\(B, T\)"),
         (jnp.zeros((2, 0), jnp.int32), None, "at least 1"),
         (jnp.zeros((2, 6)), None, r"tokens is float32 \(2, 6\); it must be integers"),
-        ("ROMEO", None, "tokens is a str; it must be an array"),
+        ("ROMEO", None, "tokens is str; it must be an array"),
         (TOKENS, (jnp.zeros((2, 4)),), "one entry per layer"),
         (TOKENS, (jnp.zeros((1, 4)), jnp.zeros((1, 4))), "one entry per layer"),
         (TOKENS, (jnp.zeros((2, 4)), (jnp.zeros((2, 4)),) * 2), "one entry per layer"),

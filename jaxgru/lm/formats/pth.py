@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.errors import a_type, counted, shown
+from jaxgru.errors import counted, shown, type_name
 from jaxgru.libraries import InteropError, check_shapes, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
@@ -187,7 +187,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
     metadata = checkpoint if isinstance(checkpoint, dict) and "state_dict" in checkpoint else {}
     state_dict = metadata.get("state_dict", checkpoint)
     if not isinstance(state_dict, dict):
-        raise InteropError(f"{where}: its state_dict is {a_type(state_dict)}, not a dict.")
+        raise InteropError(f"{where}: its state_dict is {type_name(state_dict)}, not a dict.")
     tensors = {str(name): tensor for name, tensor in state_dict.items()}
     layout = next((each for each in _LAYOUTS if each.others["embedding"] in tensors), None)
     if layout is None:
@@ -198,7 +198,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
             "jaxgru.libraries.torch_nn.from_torch."
         )
     for name, tensor in tensors.items():
-        dtype = str(getattr(tensor, "dtype", a_type(tensor))).removeprefix("torch.")
+        dtype = str(getattr(tensor, "dtype", type_name(tensor))).removeprefix("torch.")
         if dtype != "float32":
             raise InteropError(f"{where}: {shown(name)} is {dtype}; it must be float32.")
     with damage_as(InteropError, where):  # not all that PyTorch calls a tensor is an array

@@ -245,7 +245,7 @@ class TestTokensThatAreRefused:
         ([99999], "tokens contains 99999; the vocabulary's tokens are 0 to"),
         ([0.5], "tokens is float32 (1,); it must be integers"),
         ([[0, 1]], "tokens is int32 (1, 2); it must be one sequence, (N,)"),
-        ([[0], [1, 2]], "tokens is a list; it must be an array"),
+        ([[0], [1, 2]], "tokens is list; it must be an array"),
     ], ids=str)  # fmt: skip
     def test_wherever_they_are_decoded(self, tokenizer, tokens, says):
         for decode in (tokenizer.decode, lambda tokens: list(tokenizer.continuation([tokens]))):

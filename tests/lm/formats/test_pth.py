@@ -206,12 +206,12 @@ REFUSED = {
     ),
     "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
     "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"'{BAD}' is int32"),
-    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is a list; it must be float32"),
+    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is list; it must be float32"),
     "a number for a name": (_set_tensor(5, torch.zeros(2)), "the tensor 5 does not belong"),
     "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "convert Sparse layout tensor"),
     "no data": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "NotImplementedError: Cannot"),
     "no elements": (_set_tensor("embedding.weight", torch.zeros(0, 3)), "vocab_size is 0"),
-    "no state_dict": (lambda file: file.update(state_dict=None), "state_dict is a NoneType"),
+    "no state_dict": (lambda file: file.update(state_dict=None), "state_dict is NoneType"),
     "another model": (lambda file: file.pop("state_dict"), "neither a checkpoint of the study"),
 }  # fmt: skip
 
@@ -244,7 +244,7 @@ class TestRefusals:
         [
             (torch.nn.GRU(2, 3).state_dict(), "keys are .'weight_ih_l0', .*torch_nn.from_torch"),
             ({"config": {"embd_dim": 3}, "weights": {}}, r"keys are \['config', 'weights'\]"),
-            ([gru_file()], "its state_dict is a list, not a dict"),
+            ([gru_file()], "its state_dict is list, not a dict"),
             (torch.nn.Linear(2, 2), "more than tensors and plain values"),
         ],
         ids=range(4),

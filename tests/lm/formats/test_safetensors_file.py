@@ -194,8 +194,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "tokenizer, says",
         [
-            (None, "the tokenizer is a NoneType, which could not be loaded again"),
-            (WORDS("abc"), "the tokenizer is a Words, which could not be loaded again"),
+            (None, "the tokenizer is NoneType, which could not be loaded again"),
+            (WORDS("abc"), "the tokenizer is Words, which could not be loaded again"),
             (CharacterTokenizer("aba"), "its vocabulary is not a string of distinct characters"),
         ],
     )

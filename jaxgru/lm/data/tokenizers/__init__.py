@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jaxgru.errors import a_type
+from jaxgru.errors import type_name
 from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
 from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
@@ -83,8 +83,8 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
     if type(tokenizer) not in TOKENIZERS.values():
         classes = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
         raise TokenizerError(
-            f"the tokenizer is {a_type(tokenizer)}, which could not be loaded again; it must be a "
-            f"{classes}, or of a class that register_tokenizer knows."
+            f"the tokenizer is {type_name(tokenizer)}, which could not be loaded again; it must be "
+            f"a {classes}, or of a class that register_tokenizer knows."
         )
     data = tokenizer.to_bytes()
     tokenizer_from_bytes(tokenizer.kind, data)
