@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import jax
 
@@ -68,8 +68,8 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.option_strings and action.nargs != 0 and not action.choices:
                 action.metavar = action.metavar or METAVARS.get(action.type, "TEXT")
-        lines = [f"  jaxgru {example}\n" for example in self.examples]
-        return "".join([super().format_help(), *["\nexamples:\n"] * bool(lines), *lines])
+        examples = "".join(f"  jaxgru {example}\n" for example in self.examples)
+        return super().format_help() + (f"\nexamples:\n{examples}" if examples else "")
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence, ours or argparse's, without the usage; exit 2."""
@@ -169,11 +169,10 @@ def _not_empty(text: str) -> str:
 def write_output(path: Path | None, parts: Iterable[str]) -> None:
     """Write what a command makes as one file or, where there is no path, print each part at once.
 
-    What a text has that is not UTF-8 is written as it was read. Raises UserError if the file cannot
-    be written.
+    What a text has that is not UTF-8 is written as it was read, as `run_script` has it for standard
+    output. Raises UserError if the file cannot be written.
     """
     if path is None:
-        cast(Any, sys.stdout).reconfigure(errors="surrogateescape")
         for part in parts:
             print(part, end="", flush=True)
         return
@@ -246,7 +245,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, _end_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):  # None: it is closed
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     code: str | int | None = 0
     try:
         try:
