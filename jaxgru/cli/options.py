@@ -151,11 +151,15 @@ class Parser(argparse.ArgumentParser):
                 dotted, allowed = f"{section}.{field.name}", choices(cls, field)
                 kind = str if allowed else field_types(cls)[field.name]
                 default = shlex.quote(printable(typed(getattr(values, field.name))))
-                help = f"{field.metadata['help']} (default: {default})".replace("%", "%%")
+                names, about = ", ".join(allowed), field.metadata["help"]
+                is_long = len(names) > 60  # for the line of an option
+                help = f"{about}: {names}" if is_long and allowed[0] not in about else about
+                help = f"{help} (default: {default})".replace("%", "%%")
                 group.add_argument(
                     f"--{dotted}",
                     type=unescaped if field.metadata["escaped"] else kind,
                     choices=allowed or None,
+                    metavar="NAME" if is_long else None,
                     help=argparse.SUPPRESS if dotted == "training.init" else help,  # it is --init
                 )
 
