@@ -45,9 +45,12 @@ class LayerNormParams:
 
 @struct
 class HeadParams:
-    """Parameters of the head, which maps the last layer's output to logits: h·Wo + bo."""
+    """Parameters of the head, which maps the last layer's output to logits: h·Wo + bo.
 
-    Wo: Float[Array, "H V"]
+    Wo is None in a model whose head is tied to its embedding: see `Params.Wo`.
+    """
+
+    Wo: Float[Array, "H V"] | None
     bo: Float[Array, "V"]
 
 
@@ -60,6 +63,11 @@ class Params:
     norm: LayerNormParams | None
     head: HeadParams
 
+    @property
+    def Wo(self) -> Float[Array, "H V"]:
+        """The head's weights: the embedding, transposed, if the two are tied."""
+        return self.embedding.T if self.head.Wo is None else self.head.Wo
+
 
 SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
 
@@ -71,7 +79,8 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
 
     Embedding: normal(0, 1). Layers: see the cell's `init` function. LayerNorm: ones, zeros. Head:
     uniform ±1/√H. These are PyTorch's defaults for `nn.Embedding`, `nn.LayerNorm` and `nn.Linear`,
-    from which the study builds its models.
+    from which the study builds its models. A tied embedding is drawn in the same way: drawn as a
+    head, it learned more slowly.
 
     Args:
       dtype: of all parameters; a floating-point one.
@@ -84,12 +93,13 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     H = sizes(layers[-1])[1]
     bound = H**-0.5
     norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.final_norm else None
+    Wo = jax.random.uniform(k_weight, (H, V), dtype, -bound, bound)
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=layers,
         norm=norm,
         head=HeadParams(
-            Wo=jax.random.uniform(k_weight, (H, V), dtype, -bound, bound),
+            Wo=None if config.tied_embedding else Wo,
             bo=jax.random.uniform(k_bias, (V,), dtype, -bound, bound),
         ),
     )
@@ -115,9 +125,11 @@ def round_model(params: Params, dtype: DTypeLike) -> Params:
     """Return the parameters with the matrices of the layers and the head in a narrower dtype.
 
     Products with them then take operands of that dtype and return the biases' dtype, which is also
-    the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup.
+    the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup; a
+    head that is tied to it becomes an array of its own.
     """
-    layers, head = (round_weights(part, dtype) for part in (params.layers, params.head))
+    head = dataclasses.replace(params.head, Wo=params.Wo)
+    layers, head = (round_weights(part, dtype) for part in (params.layers, head))
     return dataclasses.replace(params, layers=layers, head=head)
 
 
@@ -231,7 +243,7 @@ def _logits(
 ) -> Float[Array, "... V"]:
     if params.norm is not None:
         h = layer_norm(params.norm, h)
-    return plus(multiply(h, params.head.Wo), params.head.bo)
+    return plus(multiply(h, params.Wo), params.head.bo)
 
 
 def token_nll(

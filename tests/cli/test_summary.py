@@ -88,3 +88,10 @@ def test_the_vocabulary_is_the_texts(script, tmp_path):
 def test_strict_single_bias(capsys):
     *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias=False)
     assert total[2] == "86,657"
+
+
+def test_a_tied_embedding_is_counted_once(capsys):
+    options = dict(model__embedding_dim=128, model__tied_embedding=True)
+    rows = {row[0]: row[2] for row in summary_rows("astra_alpha", capsys, full=True, **options)}
+    assert "head.Wo" not in rows
+    assert rows["total"] == f"{86_913 + 64 * 384 - 65 * 64:,}"  # layers.0.W is wider

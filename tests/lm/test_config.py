@@ -249,6 +249,7 @@ BAD_VALUES = {
     "model.second_bias": ["1", "yes"],
     "model.reset_gate": ["never"],
     "model.final_norm": ["0"],
+    "model.tied_embedding": ["1", "yes", "true"],
     "training.schedule": ["Cosine", "step"],
     "training.warmup_steps": ["-1", "2.5", str(2**31)],
     "training.input_dropout": ["1", "-0.1"],
@@ -300,8 +301,9 @@ class TestRefusals:
     def test_every_field_of_a_model_is_used(self):
         """An option that no cell takes would be dropped in silence."""
         keywords = {FIELDS.get(key, key) for cell in CELLS for key in options_of_cell(cell)}
-        sizes = {"cell", "vocab_size", "embedding_dim", "hidden_dim", "num_layers", "final_norm"}
-        assert {field.name for field in dataclasses.fields(ModelConfig)} - sizes <= keywords
+        others = {"cell", "vocab_size", "embedding_dim", "hidden_dim", "num_layers", "final_norm"}
+        others |= {"tied_embedding"}
+        assert {field.name for field in dataclasses.fields(ModelConfig)} - others <= keywords
 
     @pytest.mark.parametrize("dotted", BAD_VALUES)
     def test_a_value_out_of_range_or_of_the_wrong_type(self, dotted, capsys):
@@ -355,6 +357,8 @@ class TestRefusals:
             ({"cell": "lstm", "second_bias": True, "reset_gate": "before"},
              "reset_gate is 'before' and model.second_bias is True, but .* lstm, .*; drop it"
              ", or give --model.reset_gate after --model.second_bias false"),
+            ({"cell": "lstm", "proj_size": 9, "tied_embedding": True},
+             "model.embedding_dim must be 9, the size of a layer's output, and not 64"),
         ],
     )  # fmt: skip
     def test_options_belong_to_their_cells(self, options, says):

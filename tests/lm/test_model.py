@@ -26,9 +26,10 @@ KINDS = {
     "lstm": ModelConfig("lstm", 5, 3, 4, num_layers=2, final_norm=True),
     "rnn": ModelConfig("rnn", 5, 3, 4, num_layers=2),
     "mlp": ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3),
+    "tied": ModelConfig("lstm", 5, 3, 4, num_layers=2, proj_size=3, tied_embedding=True),
     "smallest": ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, num_layers=1),
 }
-FEW_KINDS = ["lstm", "smallest", *slow("gru", "rnn", "mlp")]
+FEW_KINDS = ["lstm", "smallest", *slow("gru", "rnn", "mlp", "tied")]
 TOKENS = jnp.array([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 1]], jnp.int32)
 
 
@@ -171,6 +172,24 @@ def test_forward_mode_through_the_plain_implementation(params):
     chex.assert_trees_all_close(seen, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("round", [lambda p: p, partial(round_model, dtype=jnp.bfloat16)])
+def test_a_tied_embedding_is_one_array_used_twice(round):
+    """Its gradient is the sum of those of an embedding and of a head of the same values."""
+    tied = perturbed(KINDS["tied"])
+    apart = tied.replace(head=tied.head.replace(Wo=tied.embedding.T))
+    assert jaxgru.lm.num_params(tied) == jaxgru.lm.num_params(apart) - 5 * 3
+
+    def loss(params):
+        return token_nll(apply(round(params), TOKENS)[0], TOKENS).mean()
+
+    (value, seen), (expected, grads) = (jax.jit(jax.value_and_grad(loss))(p) for p in (tied, apart))
+    assert value == expected
+    both = grads.embedding + grads.head.Wo.T
+    assert min(jnp.abs(g).max() for g in (grads.embedding, grads.head.Wo)) > 0.01
+    np.testing.assert_allclose(seen.embedding, both, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(seen.layers, grads.layers, rtol=1e-4, atol=1e-6)
+
+
 def test_layer_norm_against_numpy_in_float64():
     x = np.random.default_rng(0).normal(3, 5, (4, 7))
     scale, shift = np.arange(7.0), -np.arange(7.0)
@@ -288,6 +307,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
     rounded = round_model(params, jnp.bfloat16)
     dtypes = {name: leaf.dtype for name, leaf in flatten(rounded).items()}
     matrices = {name for name, leaf in flatten(params).items() if leaf.ndim > 1} - {"embedding"}
+    matrices |= {"head.Wo"}  # also of a tied model
     assert {name for name, dtype in dtypes.items() if dtype == jnp.bfloat16} == matrices
     logits, carry = apply(params, TOKENS)
     near, near_carry = apply(rounded, TOKENS)

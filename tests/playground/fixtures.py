@@ -108,7 +108,7 @@ def reach(
 @partial(jax.grad, argnums=1)
 def _reach(params, x, tokens, resets):
     y, _ = unroll(list(params.layers), x[None], reset=resets)
-    logits = y[0, -1:] @ params.head.Wo + params.head.bo
+    logits = y[0, -1:] @ params.Wo + params.head.bo
     return token_nll(logits, tokens[-1:])[0]
 
 

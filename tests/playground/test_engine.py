@@ -49,6 +49,7 @@ RANDOM = {
     "after": {"vocab_size": 18, "embedding_dim": 1, "hidden_dim": 19},
     "smallest": {"cell": "rnn", "vocab_size": 2, "embedding_dim": 1, "hidden_dim": 1,
                  "num_layers": 2},
+    "tied": {"vocab_size": 18, "embedding_dim": 19, "hidden_dim": 19, "tied_embedding": True},
 }  # fmt: skip
 
 

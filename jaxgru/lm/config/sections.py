@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 
-from jaxgru.cells import CELLS
+from jaxgru.cells import CELLS, CellParams, sizes
 from jaxgru.cells.contract import options_of_cell
 from jaxgru.errors import UserError, shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
@@ -83,6 +83,9 @@ class ModelConfig(Section):
         "and the study's",
     )
     final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
+    tied_embedding: bool = recipe(
+        False, "the embedding, transposed, is the head's weights; embedding_dim must be hidden_dim"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,9 +104,14 @@ class ModelConfig(Section):
                     f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
         try:
-            self.recurrent_matrices()
+            layer = self.layer_shapes()
         except UserError as error:  # two options that do not go together
             raise ConfigError(f"model.{error}") from None
+        if self.tied_embedding and self.embedding_dim != (H := sizes(layer)[1]):
+            raise ConfigError(
+                f"model.tied_embedding is True, so model.embedding_dim must be {H}, the size of a "
+                f"layer's output, and not {self.embedding_dim}."
+            )
 
     def cell_options(self) -> dict[str, Any]:
         """Return the keywords for the function that draws the cell, if they are not the default."""
@@ -113,12 +121,12 @@ class ModelConfig(Section):
         options = {key: getattr(self, name) for key, name in names.items() if name in fields}
         return {key: value for key, value in options.items() if value != fields[names[key]]}
 
-    def recurrent_matrices(self) -> tuple[str, ...]:
-        """Return the names of a layer's recurrent matrices; of an MLP, none."""
+    def layer_shapes(self) -> CellParams:
+        """Return a layer of this model as shapes, but for its input's size, which is 1."""
         draw = lambda: CELLS[self.cell](
             jax.random.key(0), 1, self.hidden_dim, **self.cell_options()
         )
-        return jax.eval_shape(draw).recurrent
+        return jax.eval_shape(draw)
 
 
 @dataclass(frozen=True)
@@ -310,7 +318,7 @@ class Config:
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
         model, streams = self.model, self.data.batches == "streams"
-        can_drop = not self.training.weight_drop or model.recurrent_matrices()
+        can_drop = not self.training.weight_drop or model.layer_shapes().recurrent
         for name, useful, of in (
             ("between_dropout", model.num_layers > 1, "more than one layer"),
             ("weight_drop", can_drop, "cells with recurrent matrices"),

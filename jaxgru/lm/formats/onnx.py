@@ -121,11 +121,14 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     graph = Graph(params)
     graph.output("logits", B, T, V)
     tokens = graph.transpose(graph.input("tokens", B, T, dtype=np.int32), 1, 0)
-    x = graph.node("Gather", graph.constant("embedding", params.embedding), tokens)
+    embedding = graph.constant("embedding", params.embedding)
+    x = graph.node("Gather", embedding, tokens)
     x = graph.transpose(add_layers(graph, params.layers, x), 1, 0, 2)
     if params.norm is not None:
         norm = [graph.constant(f"norm.{name}", w) for name, w in vars(params.norm).items()]
         x = graph.node("LayerNormalization", x, *norm, axis=-1, epsilon=1e-5)
-    x = graph.node("MatMul", x, graph.constant("head.Wo", params.head.Wo))
+    tied = params.head.Wo is None
+    Wo = graph.transpose(embedding, 1, 0) if tied else graph.constant("head.Wo", params.head.Wo)
+    x = graph.node("MatMul", x, Wo)
     graph.node("Add", x, graph.constant("head.bo", params.head.bo), outputs=["logits"])
     return graph.model()

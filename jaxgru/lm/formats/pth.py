@@ -148,10 +148,11 @@ def save_pth(
     kind = _kind(config.model)
     layout = next((each for each in _LAYOUTS if _kind(each.config) == kind), None)
     if layout is None:
+        options = kind or {"reset_gate": config.model.reset_gate}
+        has = " and ".join(f"model.{name} = {shown(value)}" for name, value in options.items())
         raise InteropError(
             f"{where}: the study has only GRUs with the reset gate before the product, and LSTMs "
-            "with a LayerNorm before the head, without other options, as "
-            f"{', '.join(map(str, kind[2])) or 'final_norm'}."
+            f"with a LayerNorm before the head, without other options; this model has {has}."
         )
     like = _like(config.model, layout)
     leaves = flatten(like)
@@ -262,11 +263,12 @@ def _whole_config(
     )
 
 
-def _kind(model: ModelConfig) -> tuple[str, bool, dict[str, Any]]:
-    """Return what tells the study's models from each other and from all others."""
-    ours = ("init", "second_bias")  # not in what a layer computes
-    options = {key: value for key, value in model.cell_options().items() if key not in ours}
-    return model.cell, model.final_norm, options
+def _kind(model: ModelConfig) -> dict[str, Any]:
+    """Return what tells the study's models from each other and from all others, by field."""
+    ours = (*_GRU.sizes.values(), "initial_weights", "second_bias")  # not in what a layer computes
+    fields = {field.name: field.default for field in dataclasses.fields(model)}
+    values = {name: getattr(model, name) for name in fields if name not in ours}
+    return {name: value for name, value in values.items() if value != fields[name]}
 
 
 def _like(config: ModelConfig, layout: _Layout) -> Params:

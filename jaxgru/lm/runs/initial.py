@@ -114,11 +114,10 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
     token_of = {piece: token for token, piece in enumerate(pieces)}
     common = [(i, token_of[p]) for i, p in enumerate(tokenizer.pieces) if p in token_of]
     ours, kept = np.array(common, int).reshape(-1, 2).T
-    head = HeadParams(
-        Wo=fresh.head.Wo.at[:, ours].set(params.head.Wo[:, kept]),
-        bo=fresh.head.bo.at[ours].set(params.head.bo[kept]),
-    )
-    embedding = fresh.embedding.at[ours].set(params.embedding[kept])
+    embedding, Wo = fresh.embedding.at[ours].set(params.embedding[kept]), None
+    if fresh.head.Wo is not None:
+        Wo = fresh.head.Wo.at[:, ours].set(params.Wo[:, kept])
+    head = HeadParams(Wo, bo=fresh.head.bo.at[ours].set(params.head.bo[kept]))
     others = tokenizer.vocab_size - len(ours)
     rest = f"; for the other {others:,} they are random." if others else "."
     sentence = (

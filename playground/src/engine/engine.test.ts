@@ -69,6 +69,18 @@ describe("a model", () => {
   ])("with %s → %s is refused", async (from, to, why) => {
     await expect(changed(from, to)).rejects.toThrow(why);
   });
+
+  test("with more parameters than are read is refused", async () => {
+    const bytes = await fetchModel();
+    const length = Number(new DataView(bytes).getBigUint64(0, true));
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length)));
+    header["layers.0.scale"] = header["head.bo"]; // as layer normalisation has
+    const text = new TextEncoder().encode(JSON.stringify(header));
+    const start = new BigUint64Array([BigInt(text.length)]);
+    const file = new Blob([start, text, bytes.slice(8 + length)]);
+    const loading = createEngine(async () => file.arrayBuffer()).load(name);
+    await expect(loading).rejects.toThrow("The model has layers.0.scale, which this page does not compute.");
+  });
 });
 
 describe("a text that is written", () => {

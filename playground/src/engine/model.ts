@@ -46,8 +46,13 @@ export function loadModel(file: ArrayBuffer, simd?: boolean): Model {
   const { cell, embedding_dim: E, hidden_dim: H, num_layers: L } = config;
   const V = vocabulary.length;
 
-  const matrix = (name: string, rows: number, columns: number) => tensor(tensors, name, [rows, columns]);
-  const vector = (name: string, length: number) => tensor(tensors, name, [length]);
+  const unread = new Set(tensors.keys());
+  const read = (name: string, shape: number[]) => {
+    unread.delete(name);
+    return tensor(tensors, name, shape);
+  };
+  const matrix = (name: string, rows: number, columns: number) => read(name, [rows, columns]);
+  const vector = (name: string, length: number) => read(name, [length]);
   const paramsOf = (layer: string): LayerParams => ({
     matrix: (name, rows, columns) => matrix(`${layer}.${name}`, rows, columns),
     vector: (name, length) => vector(`${layer}.${name}`, length),
@@ -66,13 +71,14 @@ export function loadModel(file: ArrayBuffer, simd?: boolean): Model {
   const [first] = layers;
   const top = layers[L - 1];
 
-  const Wo = arena.matrix(H, matrix("head.Wo", H, V));
+  const Wo = arena.matrix(H, config.tied_embedding ? transposed(matrix("embedding", V, H), V) : matrix("head.Wo", H, V));
   const bo = vector("head.bo", V);
   const output = arena.vector(V);
   const x = arena.vector(E); // an embedding, or its gradient
 
   // The first layer's x·W + b, for each token
   const embedding = matrix("embedding", V, E);
+  for (const name of unread) throw new Error(`The model has ${name}, which this page does not compute.`);
   const inputs = Array.from({ length: V }, (_, token) => {
     x.set(embedding.subarray(token * E, (token + 1) * E));
     first.a.set(first.b);
@@ -170,6 +176,7 @@ interface Config {
   hidden_dim: number;
   num_layers: number;
   reset_gate: "before" | "after";
+  tied_embedding: boolean;
 }
 
 function readConfig(metadata: Safetensors["metadata"]): Config {
@@ -193,7 +200,7 @@ function readConfig(metadata: Safetensors["metadata"]): Config {
     return n as number;
   };
   return {
-    cell, reset_gate,
+    cell, reset_gate, tied_embedding: model.tied_embedding === true,
     embedding_dim: size("embedding_dim"), hidden_dim: size("hidden_dim"), num_layers: size("num_layers"),
   };
 }
@@ -211,6 +218,12 @@ function readVocabulary(metadata: Safetensors["metadata"]): string[] {
   if (!vocabulary.length || vocabulary.length > 256)
     throw new Error(`The model's vocabulary has ${vocabulary.length} characters; it must have 1 to 256.`);
   return vocabulary;
+}
+
+/** Return the transpose of a matrix of so many rows. */
+function transposed(M: Float32Array, rows: number): Float32Array {
+  const columns = M.length / rows;
+  return M.map((_, i) => M[(i % rows) * columns + Math.floor(i / rows)]);
 }
 
 function tensor(tensors: Safetensors["tensors"], name: string, shape: number[]): Float32Array {

@@ -34,6 +34,7 @@ CONFIG, TOKENIZER = Config("small", SMALL), CharacterTokenizer('a"é')
 @example(config=ModelConfig("mogrifier_gru", 5, 3, 4, num_layers=2, rank=2), seed=0)
 @example(config=ModelConfig("gru", 5, 3, 4, num_blocks=2, layer_norm=True), seed=0)
 @example(config=ModelConfig("gru", 5, 3, 4, activation="relu"), seed=0)
+@example(config=ModelConfig("gru", 5, 4, 4, tied_embedding=True), seed=0)
 def test_bit_for_bit(suffix, config, seed, tmp_path_factory):
     """Also −0, NaN and infinity; of a .pth the models that the study has."""
     path = tmp_path_factory.mktemp("models") / f"x{suffix}"

@@ -48,6 +48,7 @@ CONFIGS = {
     "layer_norm_lstm": ModelConfig("lstm", **SIZES, num_layers=2, layer_norm=True),
     "projected_lstm": ModelConfig("lstm", **SIZES, num_layers=2, proj_size=2),
     "min_gru": ModelConfig("min_gru", **SIZES),
+    "tied": ModelConfig("lstm", **SIZES, num_layers=2, proj_size=3, tied_embedding=True),
     "smallest gru": ModelConfig("gru", 2, 1, 1, reset_gate="before"),
     "smallest lstm": ModelConfig("lstm", 2, 1, 1),
 }

@@ -150,13 +150,17 @@ class TestWriting:
         for one, two in zip(params.layers, again.layers, strict=True):
             assert not np.asarray(two.c).any() and same_bits(two.replace(c=None), one)
 
-    @pytest.mark.parametrize("model", [
-        ModelConfig("rnn"), ModelConfig(final_norm=True, reset_gate="before"), ModelConfig(),
-        ModelConfig("lstm"), ModelConfig(reset_gate="before", activation="relu"),
+    @pytest.mark.parametrize("options, has", [
+        ({"cell": "rnn"}, "cell = 'rnn'"), ({"cell": "lstm"}, "cell = 'lstm'"),
+        ({"reset_gate": "before", "final_norm": True}, "final_norm = True"),
+        ({}, "reset_gate = 'after'"),
+        ({"reset_gate": "before", "activation": "relu"}, "activation = 'relu'"),
+        ({"reset_gate": "before", "tied_embedding": True}, "tied_embedding = True"),
     ])  # fmt: skip
-    def test_models_that_the_study_does_not_have(self, model, path):
-        model = only_model(model, vocab_size=3, embedding_dim=2, hidden_dim=2)
-        with pytest.raises(InteropError, match="cannot be written: the study has only GRUs"):
+    def test_models_that_the_study_does_not_have(self, options, has, path):
+        model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2, **options)
+        says = f"cannot be written: the study has only GRUs .*; this model has .*model.{has}"
+        with pytest.raises(InteropError, match=says):
             save_pth(path, random_params(model), Config("x", model))
         assert not path.exists()
 

@@ -18,7 +18,7 @@ from jaxgru.cells import CELLS
 from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import random_crops, stream_windows
-from jaxgru.lm.model import apply, init, initial_carry, token_nll
+from jaxgru.lm.model import HeadParams, Params, apply, init, initial_carry, token_nll
 from jaxgru.lm.training import (
     NonFiniteLoss,
     Observer,
@@ -144,6 +144,39 @@ def test_adamw_by_hand_over_three_steps(decay_biases):
                 expected[name] = expected[name] * (1 - rate * decay) - rate * step
         for name in expected:
             assert float(params[name].ravel()[0]) == pytest.approx(expected[name], rel=1e-12)
+
+
+def test_a_tied_embedding_learns_as_pytorchs():
+    """Three steps of clipping and AdamW: the one array decays once, along both its gradients."""
+    torch = pytest.importorskip("torch")
+    from jaxgru.libraries.torch_nn import from_torch
+
+    torch.manual_seed(0)
+    embedding, gru, head = torch.nn.Embedding(5, 4), torch.nn.GRU(4, 4), torch.nn.Linear(4, 5)
+    head.weight = embedding.weight
+    array = lambda parameter: jnp.array(parameter.detach().numpy())
+    as_ours = lambda: Params(
+        array(embedding.weight), from_torch(gru), None, HeadParams(None, array(head.bias))
+    )
+    rates = dict(learning_rate=0.1, weight_decay=0.5, max_grad_norm=0.1, schedule="constant")
+    recipe, params = TrainingConfig(**rates), as_ours()
+    weights = [*embedding.parameters(), *gru.parameters(), head.bias]
+    theirs, state = (
+        torch.optim.AdamW(weights, 0.1, weight_decay=0.5),
+        optimizer(recipe).init(params),
+    )
+    for inputs, targets in np.random.default_rng(0).integers(0, 5, (3, 2, 3, 6)):
+        logits = head(gru(embedding(torch.tensor(inputs.T)))[0])
+        theirs.zero_grad()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), torch.tensor(targets.T).flatten()
+        ).backward()
+        torch.nn.utils.clip_grad_norm_(weights, 0.1)
+        theirs.step()
+        grads, _ = jax.jit(jax.grad(loss_fn, has_aux=True))(params, inputs, targets)
+        updates, state = optimizer(recipe).update(grads, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    chex.assert_trees_all_close(params, as_ours(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters(finished):
