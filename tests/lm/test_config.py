@@ -251,6 +251,8 @@ BAD_VALUES = {
     "model.final_norm": ["0"],
     "model.tied_embedding": ["1", "yes", "true"],
     "training.schedule": ["Cosine", "step"],
+    "training.plateau_factor": ["0", "1", "0.5"],
+    "training.plateau_patience": ["0", "1.5", "2"],
     "training.warmup_steps": ["-1", "2.5", str(2**31)],
     "training.input_dropout": ["1", "-0.1"],
     "training.state_dropout": ["1.0", "1", "-0.1", "nan", "inf", "a lot", "true"],
@@ -311,7 +313,8 @@ class TestRefusals:
             with pytest.raises((ConfigError, SystemExit)) as refusal:
                 load_config("astra_alpha", typed(f"--{dotted}={text}"))
             said = str(refusal.value) + capsys.readouterr().err
-            wrong = ": (invalid |expected one|.* is neither)| is .*(must |no such option)"
+            wrong = ": (invalid |expected one|.* is neither)"
+            wrong += "| is .*(must |no such option|only for)"
             assert re.search(f"{dotted}({wrong})", said)
 
     @pytest.mark.parametrize(

@@ -219,10 +219,16 @@ class TrainingConfig(Section):
     )
     sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
     learning_rate: float = recipe(3e-3, "learning rate with which the schedule begins", above=0)
-    schedule: Literal["cosine", "cosine_per_step", "linear", "constant"] = recipe(
+    schedule: Literal["cosine", "cosine_per_step", "linear", "constant", "plateau"] = recipe(
         "cosine",
         "how the learning rate falls to 0: cosine, once per epoch; cosine_per_step or linear, at "
-        "every step; constant, not at all",
+        "every step; plateau, when the validation loss does not improve; constant, not at all",
+    )
+    plateau_factor: float = recipe(
+        0.25, "plateau: what the learning rate is multiplied by", above=0, below=1
+    )
+    plateau_patience: int = recipe(
+        1, "plateau: after how many epochs without a better validation loss", at_least=1
     )
     warmup_steps: int = recipe(
         0, "number of steps at the start in which the learning rate grows linearly", at_least=0
@@ -318,10 +324,13 @@ class Config:
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
         model, streams = self.model, self.data.batches == "streams"
+        plateau = self.training.schedule == "plateau"
         can_drop = not self.training.weight_drop or model.layer_shapes().recurrent
         for name, useful, of in (
             ("between_dropout", model.num_layers > 1, "more than one layer"),
             ("weight_drop", can_drop, "cells with recurrent matrices"),
+            ("plateau_factor", plateau, "training.schedule plateau"),
+            ("plateau_patience", plateau, "training.schedule plateau"),
             ("random_offset", streams, "streams (data.batches)"),
             ("reset_probability", streams, "streams (data.batches)"),
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
-from jaxgru.lm.training.optimizer import learning_rate
+from jaxgru.lm.training.optimizer import after_validation, learning_rate, scale_of
 from jaxgru.lm.training.records import Epoch, Progress
 from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
 from jaxgru.parallel.hardware import peak_memory_mb
@@ -114,11 +115,15 @@ def fit(
         val_loss = from_first(val_loss)  # so that all processes decide alike
         if not math.isfinite(val_loss):
             raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
+        rate = schedule(jnp.asarray(step - 1)) * scale_of(state.opt_state)
+        if training.schedule == "plateau":
+            opt_state = after_validation(training, state.opt_state, val_loss)
+            state = dataclasses.replace(state, opt_state=opt_state)
         progress.records.append(
             Epoch(
                 epoch=progress.epoch + 1,
                 step=step,
-                learning_rate=float(f"{schedule(jnp.asarray(step - 1)):.6g}"),
+                learning_rate=float(f"{rate:.6g}"),
                 train_loss=float(np.mean(progress.epoch_losses)),
                 val_loss=val_loss,
                 tokens_per_second=training.steps_per_epoch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxgru.errors import needs
 from jaxgru.lm.config import TrainingConfig
@@ -20,8 +21,8 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
 
     "cosine" is lr·(1 + cos(πe/E))/2 in all of epoch e = 0 … E − 1 (Loshchilov & Hutter 2016, arXiv
     1608.03983, eq. 5, without restarts and down to 0). "cosine_per_step" has s/S in place of e/E,
-    "linear" is lr·(1 − s/S), and "constant" is lr. In the first W steps, the warm-up, each is
-    multiplied by (s + 1)/W.
+    "linear" is lr·(1 − s/S), and "constant" is lr; so is "plateau", whose scale is the
+    optimizer's (`scale_of`). In the first W steps, the warm-up, each is multiplied by (s + 1)/W.
     """
     rate, epochs, steps = training.learning_rate, training.epochs, training.steps_per_epoch
 
@@ -34,6 +35,7 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
         "cosine_per_step": optax.cosine_decay_schedule(rate, epochs * steps),
         "linear": optax.linear_schedule(rate, 0.0, epochs * steps),
         "constant": optax.constant_schedule(rate),
+        "plateau": optax.constant_schedule(rate),
     }[training.schedule]
     if not training.warmup_steps:
         return decayed
@@ -45,9 +47,10 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     """Return gradient clipping, then AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101).
 
     Weight decay is on EVERY parameter; without `decay_biases` on matrices alone, which are all
-    arrays of more than one axis.
+    arrays of more than one axis. With the schedule "plateau", a scale is the last of the chain.
     """
     matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    plateau = [scaled_by_plateau(training)] if training.schedule == "plateau" else []
     return optax.chain(
         clip_by_global_norm(training.max_grad_norm),
         optax.adamw(
@@ -58,7 +61,41 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
             weight_decay=training.weight_decay,
             mask=None if training.decay_biases else matrices,
         ),
+        *plateau,
     )
+
+
+def scaled_by_plateau(training: TrainingConfig) -> optax.GradientTransformation:
+    """Multiply the updates by the scale in its state, which `after_validation` alone changes."""
+
+    def scaled(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return optax.tree.scale(state.scale, updates), state
+
+    return optax.GradientTransformation(_plateau(training).init, scaled)
+
+
+@partial(jax.jit, static_argnames="training")
+def after_validation(
+    training: TrainingConfig, opt_state: Any, val_loss: Float[Array, ""] | float
+) -> Any:
+    """Return the optimizer's state after an epoch of the schedule "plateau".
+
+    A loss is better than the best one if it is lower by more than 1e-4 of it. PyTorch's
+    `ReduceLROnPlateau` does the same with a patience that is one less.
+    """
+    *others, plateau = opt_state
+    with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
+        _, plateau = _plateau(training).update((), plateau, value=val_loss)
+    return *others, plateau
+
+
+def scale_of(opt_state: optax.OptState) -> Any:
+    """Return what the learning rate is multiplied by; 1 but for the schedule "plateau"."""
+    return optax.tree.get(opt_state, "scale", 1.0)
+
+
+def _plateau(training: TrainingConfig) -> optax.GradientTransformationExtraArgs:
+    return optax.contrib.reduce_on_plateau(training.plateau_factor, training.plateau_patience)
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 
+import chex
 import jax
 import pytest
 from conftest import TINY, contents, slow
@@ -122,6 +123,21 @@ class TestLength:
         assert config.training.epochs == 4 and load_info(run_copy).lengthened == 1
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
+
+    def test_a_plateau_goes_on_to_the_same_bits(self, tmp_path, tiny_text):
+        """Two epochs and two more are the four, with the best loss and the scale so far."""
+        options = TINY | {"training.schedule": "plateau", "training.learning_rate": 1.0}
+
+        def start(epochs):
+            own = {"data.corpus": str(tiny_text), "training.epochs": epochs, "name": "x"}
+            return start_run(load_config("astra_alpha", options | own), tmp_path)
+
+        whole, run = start(4), start(2)
+        resume_run(run, {"training.epochs": 4})
+        chex.assert_trees_all_equal(jaxgru.lm.load(run)[0], jaxgru.lm.load(whole)[0])
+        rates = [record["learning_rate"] for record in records(run)]
+        assert rates == [record["learning_rate"] for record in records(whole)]
+        assert rates[2] < 1 and rates[3] < rates[2]
 
     @pytest.mark.slow
     def test_as_the_refusal_of_an_edited_config_advises(self, run_copy):

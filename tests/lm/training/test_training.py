@@ -274,6 +274,31 @@ def test_early_stopping_ends_with_the_best_epochs_weights(
     assert_same(result, after[best - 1 if patience else -1])
 
 
+PLATEAU = dataclasses.replace(
+    CONFIG.training, schedule="plateau", plateau_factor=0.5, plateau_patience=2
+)
+
+
+def test_a_plateau_by_hand(monkeypatch):
+    """Two epochs in a row without a loss that is better by 1e-4 of the best one."""
+    with_val_losses(monkeypatch, [3.0, 2.0, 2.5, 1.9999, 1.0, 1.1, 0.9, 1.2, 1.3, 1.4])
+    training = dataclasses.replace(PLATEAU, epochs=10, steps_per_epoch=1)
+    _, _, progress = run(dataclasses.replace(CONFIG, training=training))
+    rates = [record.learning_rate / training.learning_rate for record in progress.records]
+    np.testing.assert_allclose(rates, [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.25])
+
+
+def test_a_plateau_scales_the_learning_rate():
+    """Of the weight decay, too."""
+    state = init_state(CONFIG.model, PLATEAU)
+    *others, plateau = state.opt_state
+    quarter = state.replace(opt_state=(*others, plateau._replace(scale=jnp.float32(0.25))))
+    ours, *_ = train_steps(PLATEAU, quarter, TOKENS, 4)
+    lower = dataclasses.replace(CONFIG.training, schedule="constant", learning_rate=0.05 / 4)
+    expected, *_ = train_steps(lower, init_state(CONFIG.model, lower), TOKENS, 4)
+    chex.assert_trees_all_close(ours.params, expected.params, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("bad_step", [7, *slow(0, 1)])
 def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
