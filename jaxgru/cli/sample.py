@@ -16,12 +16,23 @@ from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
+from jaxgru.lm.processors import (
+    Exempt,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Typical,
+)
 
 DEFAULT = "astra_beta"  # where no model is named
 PROCESSORS = (
     ("--repetition-penalty", RepetitionPenalty,
      "divide the logits of tokens already in the text by this, such as 1.2 (default: 1)"),
+    ("--frequency-penalty", FrequencyPenalty,
+     "subtract this from a token's logit for each time that it is in the text (default: 0)"),
+    ("--presence-penalty", PresencePenalty,
+     "subtract this from the logits of tokens already in the text (default: 0)"),
     ("--min-p", MinP,
      "exclude tokens less likely than this fraction of the likeliest one (default: none)"),
     ("--typical", Typical,
@@ -29,6 +40,7 @@ PROCESSORS = (
      "(default: all)"),
 )  # fmt: skip
 """Options, in the order in which they are applied."""
+PENALTIES = [option for option, *_ in PROCESSORS if option.endswith("-penalty")]
 
 
 def make_parser() -> Parser:
@@ -78,6 +90,12 @@ def make_parser() -> Parser:
     for option, _, help in PROCESSORS:
         add(option, type=float, help=help)
     add(
+        "--exempt",
+        metavar="TEXT",
+        type=unescaped,
+        help="the tokens of TEXT, in which \\n is a newline, never count for a penalty",
+    )
+    add(
         "--stop",
         action="append",
         default=[],
@@ -113,17 +131,19 @@ def main() -> None:
         parser.error("--encoding is for --prompts; give the file, too.")
     check_whole("num_samples", arguments.num_samples, 2**32)
     value_of = lambda option: getattr(arguments, option[2:].replace("-", "_"))
-    processors = [option for option, *_ in PROCESSORS]
-    for option in ("--stateless", "--compare", "--epoch", *processors):
+    of_logits = [option for option, *_ in PROCESSORS]
+    for option in ("--stateless", "--compare", "--epoch", *of_logits):
         if arguments.ngram is not None and value_of(option) not in (None, False):
             parser.error(f"an n-gram model has no state, epochs or logits; leave out {option}.")
+    if arguments.exempt is not None and not any(map(value_of, PENALTIES)):
+        parser.error(f"--exempt is for {', '.join(PENALTIES)}; give one of them, too.")
+    values = ((kind, value_of(option)) for option, kind, _ in PROCESSORS)
+    processors = tuple(kind(value) for kind, value in values if value is not None)
     named = {field.name for field in dataclasses.fields(Options)}
     options = Options(
         **{name: value for name, value in vars(arguments).items() if name in named},
         stateful=not arguments.stateless,
-        logits_processor=tuple(
-            kind(value) for option, kind, _ in PROCESSORS if (value := value_of(option)) is not None
-        ),
+        logits_processor=processors,
     )
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
@@ -134,7 +154,10 @@ def main() -> None:
         model, config, tokenizer = trained.load(arguments.epoch)
         text_sha256 = trained.text_sha256()
     unit, prompt = config.data.unit, arguments.prompt
-    options = dataclasses.replace(options, unit=unit)
+    if arguments.exempt is not None:
+        exempt = tokenizer.encode(arguments.exempt)
+        processors = tuple(Exempt(processor, exempt) for processor in processors)
+    options = dataclasses.replace(options, unit=unit, logits_processor=processors)
     if arguments.prompts is not None:
         text = read_text(arguments.prompts, arguments.encoding or "utf-8").text
         lines = split_units(text, "line")

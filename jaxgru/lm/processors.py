@@ -9,15 +9,16 @@ the same function, or an equal one of those here, compiles nothing anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.lm.arguments import check_number
+from jaxgru.lm.arguments import as_tokens, check_number, check_tokens
 
 Processor: TypeAlias = Callable[[Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]]
 
@@ -42,6 +43,69 @@ class RepetitionPenalty:
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
         return jnp.where(counts > 0, penalised, logits)
+
+
+@dataclass(frozen=True)
+class FrequencyPenalty:
+    """Subtract `penalty` from a token's logit for each time that it is in the text so far.
+
+    This is OpenAI's frequency_penalty, from −2 to 2, but theirs does not count the prompt. Nor does
+    this one, if `generate` is given zeros as `counts`.
+
+    Raises:
+      UserError: the penalty is not a finite number.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        check_number("frequency_penalty", self.penalty, math.isfinite, "a finite number")
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        return logits - self.penalty * counts.astype(logits.dtype)
+
+
+@dataclass(frozen=True)
+class PresencePenalty:
+    """Subtract `penalty` from the logits of tokens already in the text, however often.
+
+    This is OpenAI's presence_penalty; as for `FrequencyPenalty`, the prompt counts here.
+
+    Raises:
+      UserError: the penalty is not a finite number.
+    """
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        check_number("presence_penalty", self.penalty, math.isfinite, "a finite number")
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        return jnp.where(counts > 0, logits - self.penalty, logits)
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """Apply a penalty, or a processor of your own, for which some tokens do not count.
+
+        Exempt(RepetitionPenalty(1.2), tokenizer.encode(" \\n"))
+
+    Raises:
+      UserError: a token is not one of the vocabulary, when it is called.
+      ValueError: the tokens are not integers.
+    """
+
+    processor: Processor
+    tokens: Sequence[int] | Int[np.ndarray, "N"]
+
+    def __post_init__(self) -> None:
+        tokens = np.asarray(as_tokens("exempt", self.tokens)).ravel()
+        object.__setattr__(self, "tokens", tuple(tokens.tolist()))  # which has a hash
+
+    def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
+        tokens = np.array(self.tokens, int)
+        check_tokens("exempt", tokens, counts.shape[1])
+        return self.processor(logits, counts.at[:, tokens].set(0))
 
 
 @dataclass(frozen=True)

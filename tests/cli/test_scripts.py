@@ -40,7 +40,14 @@ from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.generation import Options, generate_texts
 from jaxgru.lm.load import find_model
-from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
+from jaxgru.lm.processors import (
+    Exempt,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Typical,
+)
 from jaxgru.lm.runs import lifecycle
 from jaxgru.lm.runs.folders import RunInfo, load_info, save_info
 
@@ -386,8 +393,12 @@ class TestSample:
         done = script("sample", "--run", tiny_run, "--prompt", "east", "--num-tokens", 12,
                       "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
                       "--num-samples", 2, "--stateless", "--repetition-penalty", 1.3,
+                      "--frequency-penalty", 0.2, "--presence-penalty", 0.1, "--exempt", r"e\n",
                       "--min-p", 0.05, "--typical", 0.95)  # fmt: skip
-        processors = RepetitionPenalty(1.3), MinP(0.05), Typical(0.95)
+        processors = (RepetitionPenalty(1.3), FrequencyPenalty(0.2), PresencePenalty(0.1),
+                      MinP(0.05), Typical(0.95))  # fmt: skip
+        exempt = jaxgru.lm.load(tiny_run)[2].encode("e\n")
+        processors = tuple(Exempt(processor, exempt) for processor in processors)
         options = dict(temperature=1.7, top_k=9, top_p=0.9, seed=4, stateful=False,
                        logits_processor=processors)  # fmt: skip
         one, two = (self.expected(tiny_run, 12, "east", sample=i, **options) for i in range(2))
@@ -577,6 +588,7 @@ class TestNGram:
         ("sample --ngram 3 --compare", "or logits; leave out --compare."),
         ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
         ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
+        ("sample RUN --exempt a --min-p 0.1", "--exempt is for --repetition-penalty, .*; give one"),
         ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
         ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
         ("evaluate --ngram 2 --config x", "there is no config 'x'"),

@@ -13,7 +13,14 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru.lm import ModelConfig, generate, step
-from jaxgru.lm.processors import MinP, RepetitionPenalty, Typical
+from jaxgru.lm.processors import (
+    Exempt,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Typical,
+)
 from jaxgru.lm.sampling import draw
 
 V, N = 7, 12
@@ -39,6 +46,17 @@ def repetition(penalty):
     def process(logits, text):
         for token in set(text):
             logits[token] *= penalty if logits[token] < 0 else 1 / penalty
+        return logits
+
+    return process
+
+
+def openai(frequency, presence, exempt=()):
+    """mu[j] − c[j]·frequency − [c[j] > 0]·presence, over the whole text."""
+
+    def process(logits, text):
+        for token in set(text) - set(exempt):
+            logits[token] -= text.count(token) * frequency + presence
         return logits
 
     return process
@@ -72,6 +90,9 @@ def typical(mass):
 PROCESSORS = {
     "none": ((), []),
     "repetition": (RepetitionPenalty(1.7), [repetition(1.7)]),
+    "OpenAI's": ((FrequencyPenalty(0.4), PresencePenalty(0.9)), [openai(0.4, 0.9)]),
+    "exempt": ((Exempt(FrequencyPenalty(-1.5), np.array([3, 5])), PresencePenalty(2)),
+               [openai(-1.5, 0, exempt=(3, 5)), openai(0, 2)]),
     "min_p": ((MinP(0.3),), [min_p(0.3)]),
     "typical": (Typical(0.6), [typical(0.6)]),
     "all": ((RepetitionPenalty(3), MinP(0.1), Typical(0.8)),
@@ -250,6 +271,10 @@ class TestGenerate:
 @pytest.mark.parametrize("make, says", [
     (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a finite number above 0"),
     (lambda: RepetitionPenalty(float("inf")), "repetition_penalty is inf"),
+    (lambda: FrequencyPenalty(float("nan")), "frequency_penalty is nan; it must be a finite"),
+    (lambda: PresencePenalty("1"), "presence_penalty is '1'; it must be a finite number"),
+    (lambda: Exempt(MinP(1), [V])(jnp.zeros((1, V)), jnp.zeros((1, V), int)),
+     f"exempt contains {V}; the vocabulary's tokens are 0 to"),
     (lambda: MinP(1.5), "min_p is 1.5; it must be a number above 0 and at most 1"),
     (lambda: Typical(0.0), "typical is 0.0"),
     (lambda: Typical(True), "typical is True"),
@@ -281,5 +306,6 @@ def test_a_repeated_token_becomes_less_likely_whatever_its_sign():
 def test_nan_stays_nan():
     """So that its token is −1."""
     logits = jnp.array([[0.0, jnp.nan, 1.0]])
-    for processor in (RepetitionPenalty(2.0), MinP(0.5), Typical(0.5)):
+    penalties = RepetitionPenalty(2.0), FrequencyPenalty(1), Exempt(PresencePenalty(1), [0])
+    for processor in (*penalties, MinP(0.5), Typical(0.5)):
         assert jnp.isnan(processor(logits, jnp.ones((1, 3), int))).any()
