@@ -107,12 +107,12 @@ class NGram:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        first: Bool[np.ndarray, "V"] | None = None,
+        allowed: Bool[np.ndarray, "V"] | None = None,
     ) -> Int[np.ndarray, "N"]:
         """Sample `num_tokens` tokens, int32, after the prompt, which may be empty.
 
-        temperature, top_k and top_p are those of `sampling.generate`; `first` says which tokens may
-        be the first, at least one of them (None: all). Each token takes one draw from rng (none at
+        temperature, top_k and top_p are those of `sampling.generate`; `allowed` says which tokens
+        may be drawn, at least one of them (None: all). Each token takes one draw from rng (none at
         temperature 0). To continue the text exactly, pass the prompt followed by these tokens as
         the new prompt, with the same rng: 50 tokens and 50 more are the same as 100.
         """
@@ -122,8 +122,8 @@ class NGram:
         text = np.concatenate([prompt, np.zeros(num_tokens, np.int64)])
         for t in range(len(prompt), len(text)):
             p = self.probabilities(text[:t])
-            if t == len(prompt) and first is not None:
-                p = p * first / p[first].sum()
+            if allowed is not None:
+                p = p * allowed / p[allowed].sum()
             if temperature == 0:
                 text[t] = np.argmax(p)
             else:

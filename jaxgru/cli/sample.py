@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -103,6 +104,12 @@ def make_parser() -> Parser:
         type=unescaped,
         help="end the text before TEXT, in which \\n is a newline; may be given several times. The "
         "text of a model that was trained in units (data.unit) also ends where the unit does",
+    )
+    add(
+        "--unknown",
+        action=argparse.BooleanOptionalAction,
+        default=Options.unknown,
+        help="whether the text may hold the token of unknown words or characters (default: no)",
     )
     add("--stateless", action="store_true", help="reset the state to zero before every token")
     add("--last-token-only", action="store_true",

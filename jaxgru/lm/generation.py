@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from jaxgru.cells import Lookup
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError, check_flags, check_whole, shown
+from jaxgru.errors import UserError, check_flags, check_whole, counted, shown
 from jaxgru.layers.api import unroll
 from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.batching import power_of_two
@@ -52,6 +52,8 @@ class Options:
         the text ends where the unit does; with the carry of another text, the prompt goes on. What
         ends a unit within the prompt begins another: of the prompt, all before is neither read nor
         counted. The line ends of Windows are read as newlines.
+      unknown: whether the new text, and not only the prompt, may hold the tokenizer's unknown
+        token, such as " <unk>" of words.
     """
 
     num_tokens: int = 400
@@ -64,6 +66,7 @@ class Options:
     stop: Sequence[str] = ()
     logits_processor: Processor | tuple[Processor, ...] = ()
     unit: str = ""
+    unknown: bool = False
 
     @property
     def per_token(self) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def stream_text(
       ValueError: the carry does not fit the model, or a flag is neither True nor False.
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
-    _check(tokenizer, options)
+    _check(model, tokenizer, options)
     encoded = _encode(tokenizer, prompt, options, carry is not None)
     tokens = _tokens(model, [encoded], options, [(sample, 0)], carry)
     new = _continuation(tokenizer, encoded, tokens.of_row(0), options)
@@ -169,7 +172,7 @@ def generate_texts(
     """
     if isinstance(prompts, str):
         raise UserError("prompts is one string; give a list of prompts.")
-    _check(tokenizer, options)
+    _check(model, tokenizer, options)
     num_samples = check_whole("num_samples", num_samples, 2**32)
     encoded = []
     for number, prompt in enumerate(prompts, 1):
@@ -211,16 +214,21 @@ class _Prompt(NamedTuple):
     counted: Int[np.ndarray, "C"]  # of the text so far, for the processors
     goes_on: bool  # within the unit of the text before
     first: Bool[np.ndarray, "V"] | None
+    allowed: Bool[np.ndarray, "V"] | None
     end: str
     stop: Sequence[str]
     unit_end: int | None
 
 
-def _check(tokenizer: Tokenizer, options: Options) -> None:
+def _check(model: Params | NGramModel, tokenizer: Tokenizer, options: Options) -> None:
+    if isinstance(model, Params) and tokenizer.vocab_size != (V := len(model.embedding)):
+        has = counted(tokenizer.vocab_size, "token")
+        raise UserError(f"the tokenizer has {has}, but the model has {V:,}.")
     check_sampling(tokenizer.vocab_size, **options.per_token)
     check_whole("seed", options.seed, 2**32 - 1, least=0)
     check_whole("num_tokens", options.num_tokens)
-    check_flags(stateful=options.stateful, last_token_only=options.last_token_only)
+    flags = ("stateful", "last_token_only", "unknown")
+    check_flags(**{flag: getattr(options, flag) for flag in flags})
     as_processors(options.logits_processor)
     check_string("unit", options.unit)
     is_end = lambda end: isinstance(end, str) and end != ""
@@ -240,12 +248,16 @@ def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) 
         stop = (*stop, end_of(options.unit))
         begins = [unit_end] if before or not goes_on else []
     end, first = tokenizer.may_follow(text)
+    allowed = None
+    if tokenizer.unwritten is not None and not options.unknown:
+        allowed = np.arange(tokenizer.vocab_size) != tokenizer.unwritten
+        first = None if first is None else first & allowed
     counted = tokenizer.encode(text.removesuffix(end))
     read = np.concatenate([np.array(begins, counted.dtype), counted])
     if len(read) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
     read = read[-1:] if options.last_token_only else read
-    return _Prompt(read, counted, not begins, first, end, stop, unit_end)
+    return _Prompt(read, counted, not begins, first, allowed, end, stop, unit_end)
 
 
 def _continuation(
@@ -284,7 +296,8 @@ class _Recurrent:
         self, params: Params, prompts: Sequence[_Prompt], options: Options,
         samples: Sequence[Sample], carry: ModelCarry | None,
     ) -> None:  # fmt: skip
-        self.params, self.options, self.first = params, options, prompts[0].first
+        self.params, self.options = _only(prompts[0].allowed, params), options
+        self.first = prompts[0].first
         number, sample = np.array(samples, np.uint32).T
         key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), number)
         # It is the first sample's; `split`, which `generate` goes on with, gives no other's
@@ -326,8 +339,7 @@ class _Recurrent:
     def _generate(self) -> None:
         params, options, num_tokens = self.params, self.options, CHUNK
         if self.first is not None:
-            bo = jnp.where(self.first, params.head.bo, -jnp.inf)
-            params, num_tokens = replace(params, head=replace(params.head, bo=bo)), 1
+            params, num_tokens = _only(self.first, params), 1
             self.first = None
         (carry, last), processor = self.ahead, options.logits_processor
         new, after, self.key = generate(
@@ -359,6 +371,14 @@ class _Recurrent:
         return carry
 
 
+def _only(allowed: Bool[np.ndarray, "V"] | None, params: Params) -> Params:
+    """Return the parameters of a model that gives all other tokens the logit −∞."""
+    if allowed is None:
+        return params
+    bo = jnp.where(allowed, params.head.bo, -jnp.inf)
+    return replace(params, head=replace(params.head, bo=bo))
+
+
 @jax.jit
 def _read(
     params: Params,
@@ -388,17 +408,18 @@ class _Counted:
                 "an n-gram model has no carry and no logits to process; leave them out."
             )
         [prompt], [sample] = prompts, samples
-        self.model, self.options, self.text, self.first = model, options, prompt.read, prompt.first
+        self.model, self.options, self.text = model, options, prompt.read
+        self.first, self.allowed = prompt.first, prompt.allowed
         self.rng = np.random.default_rng([options.seed, *sample])
 
     def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
         """Yield the tokens of the one row; the first is one of those that may come first."""
         while True:
-            num_tokens = CHUNK if self.first is None else 1
-            options = {**self.options.per_token, "first": self.first}
+            allowed, num_tokens = (self.allowed, CHUNK) if self.first is None else (self.first, 1)
+            self.first = None
+            options = {**self.options.per_token, "allowed": allowed}
             new = self.model.generate(self.rng, self.text, num_tokens, **options)
             self.text = np.concatenate([self.text, new])[-(2**13) :]  # it reads fewer
-            self.first = None
             yield from new[:, None]
 
     def carry(self) -> None:

@@ -394,7 +394,7 @@ class TestSample:
                       "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
                       "--num-samples", 2, "--stateless", "--repetition-penalty", 1.3,
                       "--frequency-penalty", 0.2, "--presence-penalty", 0.1, "--exempt", r"e\n",
-                      "--min-p", 0.05, "--typical", 0.95)  # fmt: skip
+                      "--min-p", 0.05, "--typical", 0.95, "--no-unknown")  # fmt: skip
         processors = (RepetitionPenalty(1.3), FrequencyPenalty(0.2), PresencePenalty(0.1),
                       MinP(0.05), Typical(0.95))  # fmt: skip
         exempt = jaxgru.lm.load(tiny_run)[2].encode("e\n")

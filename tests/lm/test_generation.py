@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -107,9 +109,7 @@ class TestChunks:
         assert text != text_of(params, "a bad")
 
     @pytest.mark.parametrize("sampled", ["the model's", "every token there is"])
-    def test_subwords_join_into_the_text_of_all_tokens(
-        self, params, tiny_text, monkeypatch, sampled
-    ):
+    def test_subwords_join_into_the_text_of_all_tokens(self, tiny_text, monkeypatch, sampled):
         """A piece that begins with a space keeps it; special tokens too print as `decode` has them.
 
         One token a piece. The sampler is a stand-in: the text is what is looked at here.
@@ -125,7 +125,7 @@ class TestChunks:
 
         monkeypatch.setattr(generation, "CHUNK", 1)
         monkeypatch.setattr(generation, "generate", generate)
-        text = text_of(params, "ROMEO: what light", tokenizer, num_tokens=len(order))
+        text = text_of(wild(60), "ROMEO: what light", tokenizer, num_tokens=len(order))
         prompt = tokenizer.encode("ROMEO: what light")
         assert text == tokenizer.decode(np.concatenate([prompt, order]))
         assert text.startswith("ROMEO: what light") and " " in text[18:] and left == []
@@ -315,11 +315,37 @@ class TestPromptsOfSubwords:
         begin = np.array([piece.startswith("▁") for piece in tokenizer.pieces])
         known = tokenizer.encode("wh")
         for temperature in (0.0, 3.0):
-            options = dict(temperature=temperature, first=begin)
+            options = dict(temperature=temperature, allowed=begin)
             rng = np.random.default_rng(0)
-            assert all(begin[model.generate(rng, known, 3, **options)[0]] for _ in range(20))
+            assert begin[model.generate(rng, known, 20, **options)].all()
             text = text_of(model, "wh ", tokenizer, temperature=temperature)
             assert text.startswith("wh ") and text[3] != " "
+
+
+class TestUnknown:
+    """The token of all words that the vocabulary lacks."""
+
+    TOKENIZER = learn_tokenizer("words", "the sun the sea the sun the moon the moon", 0, 2)
+
+    @pytest.mark.parametrize("prompt", ["the stars", "the "])
+    def test_is_in_no_text_that_a_model_writes(self, prompt):
+        """It may be in the prompt, and in the text if that is asked for."""
+        params = wild(self.TOKENIZER.vocab_size)
+        exclude = lambda logits, counts: logits.at[:, 0].set(-jnp.inf)
+        text = partial(text_of, params, prompt, self.TOKENIZER, num_tokens=100, temperature=2.0)
+        assert text() == text(unknown=True, logits_processor=exclude)
+        assert "<unk>" not in text() and "<unk>" in text(unknown=True)
+
+    def test_of_subwords_is_in_no_text(self, tokenizer):
+        """A piece of SentencePiece's own, which no text is encoded as."""
+        write = partial(text_of, wild(60), "what", tokenizer, num_tokens=200, temperature=9.0)
+        assert "⁇" not in write() and "⁇" in write(unknown=True)
+
+    def test_is_in_no_text_of_a_counted_model(self):
+        text = "the stars, the sky the sun the clouds"
+        model = count_ngrams(self.TOKENIZER.encode(text), self.TOKENIZER.vocab_size, 2)
+        write = partial(text_of, model, "the ", self.TOKENIZER, num_tokens=100)
+        assert "<unk>" not in write() and "<unk>" in write(unknown=True)
 
 
 class TestUnits:
@@ -400,6 +426,11 @@ class TestDefaultPrompt:
         ):
             with pytest.raises(UserError, match=says):
                 stream_text(wild(60), tokenizer, empty, Options())
+
+
+def test_a_tokenizer_of_another_model(params, tokenizer):
+    with pytest.raises(UserError, match="the tokenizer has 60 tokens, but the model has 15"):
+        text_of(params, "what", tokenizer)
 
 
 @pytest.mark.parametrize("prompt, options, says", [

@@ -54,6 +54,11 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     pieces: list[str]
 
+    @property
+    def unwritten(self) -> int | None:
+        """The token that new texts leave out by default, as it stands for none: the unknown one."""
+        return self.unknown
+
     @classmethod
     @abc.abstractmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> Tokenizer:

@@ -38,6 +38,11 @@ class SentencePieceModel(Tokenizer):
             if self._processor.is_byte(token) and re.fullmatch("<0x[0-9A-F]{2}>", piece)
         }
 
+    @property
+    def unwritten(self) -> int:
+        """SentencePiece's unknown piece, which stands for no text that can be encoded."""
+        return self._processor.unk_id()
+
     @classmethod
     def from_bytes(cls, data: bytes) -> SentencePieceModel:
         return cls(data)
