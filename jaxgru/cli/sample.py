@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
-from jaxgru.errors import check_whole, needs
+from jaxgru.errors import UserError, check_whole, needs, shown
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import read_text
@@ -68,9 +68,9 @@ def make_parser() -> Parser:
     add(
         "--prompts",
         metavar="FILE",
-        help="continue each line of this file (-: of standard input), in batches: a JSON object "
-        "with line, prompt and the text after it for each, on standard output if there is no "
-        "--output",
+        help="continue each line of this file (-: of standard input) or, of a .jsonl file, each "
+        "line's prompt, in batches: a JSON object with line, prompt and the text after it for "
+        "each, on standard output if there is no --output",
     )
     parser.add_encoding(add, "--prompts")
     add("--output", type=Path, help=".jsonl file for --prompts; an older file is replaced")
@@ -166,11 +166,10 @@ def main() -> None:
         processors = tuple(Exempt(processor, exempt) for processor in processors)
     options = dataclasses.replace(options, unit=unit, logits_processor=processors)
     if arguments.prompts is not None:
-        text = read_text(arguments.prompts, arguments.encoding or "utf-8").text
-        lines = split_units(text, "line")
-        texts = generate_texts(model, tokenizer, lines, options, arguments.num_samples)
-        numbered = ((i % len(lines), text) for i, text in enumerate(texts))
-        records = ({"line": i + 1, "prompt": lines[i], "text": text} for i, text in numbered)
+        prompts = read_prompts(arguments.prompts, arguments.encoding or "utf-8")
+        texts = generate_texts(model, tokenizer, prompts, options, arguments.num_samples)
+        numbered = ((i % len(prompts), text) for i, text in enumerate(texts))
+        records = ({"line": i + 1, "prompt": prompts[i], "text": text} for i, text in numbered)
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_output(arguments.output, dumped)
         return
@@ -186,6 +185,26 @@ def main() -> None:
         for piece in text:
             print(piece, end="", flush=True)
         print()
+
+
+def read_prompts(place: str, encoding: str) -> list[str]:
+    """Return the lines of a file or, of a .jsonl file, the `prompt` in each."""
+    lines = split_units(read_text(place, encoding).text, "line")
+    if ".jsonl" not in Path(place).suffixes:  # which may end in .gz
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, TypeError, LookupError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise UserError(
+                f"line {number} of {place} is {shown(line)}; it must be a JSON object whose prompt "
+                'is a string, such as {"prompt": "ROMEO:"}.'
+            )
+        prompts.append(prompt)
+    return prompts
 
 
 def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options: Options) -> None:

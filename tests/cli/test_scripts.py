@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, Outcome, contents, numpy_gru_losses, slow
+from random_models import random_params
 
 import jaxgru
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.evaluate import write_table
-from jaxgru.lm.config import load_config
+from jaxgru.lm.config import Config, DataConfig, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     ByteTokenizer,
@@ -423,6 +424,27 @@ class TestSample:
         assert [record["text"] for record in records] == [*texts]
         assert script(*sample, "--output", "texts.jsonl") == Outcome(0, "", "")
         assert (tmp_path / "texts.jsonl").read_text() == done.out
+
+    def test_a_prompt_of_a_json_line_may_have_several_lines(self, script, tmp_path):
+        """As a model of documents has them; in any encoding."""
+        tokenizer = CharacterTokenizer("\n\x1eabéd")
+        config = Config(model=ModelConfig("gru", 6, 3, 4), data=DataConfig(unit="\n\n"))
+        save_safetensors(tmp_path / "m.safetensors", random_params(config.model), config, tokenizer)
+        prompts = ["a\nbé", "", "b\r\n\r\nda"]
+        lines = [json.dumps({"prompt": p, "id": 7}, ensure_ascii=False) for p in prompts]
+        (tmp_path / "p.jsonl").write_text("\n".join(lines), encoding="latin-1")
+        sample = "sample", "m.safetensors", "--num-tokens", 12, "--encoding", "latin-1", "--prompts"
+        done = script(*sample, "p.jsonl", "--output", "texts.jsonl")
+        assert done == Outcome(0, "", "")
+        records = [json.loads(line) for line in (tmp_path / "texts.jsonl").open()]
+        assert [record["prompt"] for record in records] == prompts
+        model = jaxgru.lm.load(tmp_path / "m.safetensors")[0]
+        texts = generate_texts(model, tokenizer, prompts, Options(12, unit="\n\n"))
+        assert [record["text"] for record in records] == [*texts]
+        for line in ("", "a", "3", "[]", '{"prompt": 3}', '{"text": "a"}'):
+            (tmp_path / "p.jsonl").write_text(f"{lines[1]}\n{line}\n{lines[1]}")
+            done = script(*sample, "p.jsonl")
+            assert done.code == 2 and f"line 2 of p.jsonl is {line!r}; it must" in done.err
 
     def test_last_token_only(self, script, tiny_run):
         options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]
