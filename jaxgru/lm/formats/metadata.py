@@ -1,6 +1,7 @@
 """What a file with a whole model holds besides its tensors: metadata, as text by name.
 
 format          "jaxgru"
+format_number   NUMBER, which rises where a file comes to hold other things; none: the first
 config          the config, as TOML
 tokenizer       its kind, as `data.tokenizer`
 tokenizer_data  the content of its file: JSON as it is, SentencePiece's models in base64
@@ -23,7 +24,7 @@ import numpy as np
 import tomli_w
 
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import counted
+from jaxgru.errors import counted, shown
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
@@ -36,7 +37,8 @@ from jaxgru.lm.data.tokenizers import (
 from jaxgru.lm.files import damage_as
 from jaxgru.lm.model import Params, flatten, init, unflatten
 
-HASHED = ("format", "config", "tokenizer", "tokenizer_data", "text_sha256")
+NUMBER = "1"
+HASHED = ("format", "format_number", "config", "tokenizer", "tokenizer_data", "text_sha256")
 
 
 def pack(
@@ -57,6 +59,7 @@ def pack(
     is_text = TOKENIZERS[tokenizer.kind].is_text
     metadata = {
         "format": "jaxgru",
+        "format_number": NUMBER,
         "config": tomli_w.dumps(to_dict(_without_folders(config))),
         "tokenizer": tokenizer.kind,
         "tokenizer_data": (data if is_text else base64.b64encode(data)).decode(),
@@ -90,8 +93,14 @@ def config_in(where: str, metadata: Mapping[str, str]) -> Config:
 
 
 def check_format(where: str, metadata: Mapping[str, str]) -> None:
-    """Raise InteropError if the metadata are not those of a whole model of this library."""
-    if metadata.get("format") != "jaxgru" or not metadata.keys() >= {*HASHED, "sha256"}:
+    """Raise InteropError if the metadata are not those of a whole model that this library reads."""
+    is_ours, number = metadata.get("format") == "jaxgru", metadata.get("format_number", NUMBER)
+    if is_ours and number != NUMBER:
+        raise InteropError(
+            f"{where}: its format_number is {shown(number)}, and this version of jaxgru reads no "
+            f"newer one than {NUMBER}; update jaxgru."
+        )
+    if not is_ours or not metadata.keys() >= {*HASHED, "sha256"} - {"format_number"}:
         raise InteropError(
             f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
             f"{', '.join(HASHED[1:])} and sha256."
@@ -150,7 +159,8 @@ def _without_folders(config: Config) -> Config:
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     """Hash the tensors' bytes in the order of their names, then the metadata as sorted JSON."""
     digest = hashlib.sha256()
+    hashed = {name: metadata[name] for name in HASHED if name in metadata}
     for name in sorted(tensors):
         digest.update(tensors[name].tobytes())
-    digest.update(json.dumps({name: metadata[name] for name in HASHED}, sort_keys=True).encode())
+    digest.update(json.dumps(hashed, sort_keys=True).encode())
     return digest.hexdigest()

@@ -131,6 +131,10 @@ REFUSED = {
     ),
     "another's file": (lambda t, m: m.clear(), "not a model of this library"),
     "other format": (lambda t, m: m.update(format="pt"), "not a model of this library"),
+    "a newer format": (
+        lambda t, m: (m.update(format_number="2"), m.pop("config")),
+        "format_number is '2', and .* reads no newer one than 1; update jaxgru",
+    ),
     "a config less": (lambda t, m: m.pop("config"), "not a model of this library"),
     "config not TOML": (_config("[", ""), "its config is broken"),
     "unknown field": (_config("hidden_dim", "hidden_dims"), "no field 'model.hidden_dims'"),
