@@ -244,7 +244,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
 
     A lack of memory or of the requested device is reported in one line, too, because the user can
-    change what was asked for. If the reader of standard output has gone, exit 1 in silence.
+    change what was asked for; so is what the system says of no file, such as that standard output
+    is full. If the reader of standard output has gone, exit 1 in silence.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, _end_at_once)
@@ -261,8 +262,12 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         code = 130
     except UserError as error:
         _end(str(error))
-    except BrokenPipeError:  # the reader has gone, for example `head`
+    except OSError as error:
+        if error.filename is not None:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
+        if not isinstance(error, BrokenPipeError):  # the reader has gone, for example `head`
+            _end(f"{reason(error)}.")
         code = 1
     except Exception as error:
         if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -151,6 +152,16 @@ class TestOutput:
             assert ended(lambda: print("text")) == 1
         assert capfd.readouterr().err == ""
 
+    @pytest.mark.parametrize("words", ["models", "sample elman_alpha"])
+    def test_a_full_disk_is_one_line(self, words, monkeypatch, capfd):
+        """Python, which flushes at its end, has nothing to add."""
+        monkeypatch.setattr(sys, "argv", ["jaxgru", *words.split()])
+        with open("/dev/full", "w") as full, pytest.raises(SystemExit, match="2"):
+            monkeypatch.setattr(sys, "stdout", full)
+            runpy.run_module("jaxgru", run_name="__main__")
+        err = f"jaxgru {words.split()[0]}: No space left on device.\n"
+        assert capfd.readouterr().err == err
+
     def test_it_is_utf_8_so_no_character_is_lost(self, tmp_path, script, monkeypatch):
         """What a text has that is no UTF-8 passes as it is."""
         config = Config(model=ModelConfig(vocab_size=256, hidden_dim=3))
@@ -209,13 +220,14 @@ class TestMachine:
         )
 
     @pytest.mark.parametrize(
-        "error", [jax.errors.JaxRuntimeError("INTERNAL: a bug"), FileNotFoundError("No such file")]
+        "error",
+        [jax.errors.JaxRuntimeError("INTERNAL: a bug"), FileNotFoundError(2, "No such file", "x")],
     )
     def test_other_errors_are_nobodys_mistake(self, error):
         def fail():
             raise error
 
-        with pytest.raises(type(error), match=str(error)):
+        with pytest.raises(type(error), match=re.escape(str(error))):
             run_script(fail)
 
 

@@ -19,7 +19,6 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,11 +115,7 @@ def discard_empty(run: Path) -> bool:
     """
     if saved_steps(run) or not run.exists():
         return False
-    for _ in range(10):  # TensorStore's threads write for a moment after an error
-        shutil.rmtree(run, ignore_errors=True)
-        if not run.exists():
-            break
-        time.sleep(0.1)
+    shutil.rmtree(run, ignore_errors=True)
     with contextlib.suppress(OSError):
         _point(run.parent)
         run.parent.rmdir()  # fails where it holds anything else
@@ -173,7 +168,8 @@ def find_run(path: str | Path) -> Path:
 def claim(run: Path) -> Generator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
-    If a file cannot be written inside the context, the RunError names the last checkpoint.
+    If the system fails inside the context, as on a full disk, the RunError names the last
+    checkpoint.
     """
     if not is_first():
         yield  # the first process locks it for all
@@ -201,7 +197,7 @@ def claim(run: Path) -> Generator[None]:
         if steps := saved_steps(run):
             resume = f"jaxgru train --resume {shlex.quote(str(run))}"
             left = f"the checkpoint of step {steps[-1]} is intact; once that is solved: {resume}"
-        raise RunError(f"the run {run} cannot be written: {reason(of_system)}; {left}") from error
+        raise RunError(f"the run {run} stopped: {reason(of_system)}; {left}") from error
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

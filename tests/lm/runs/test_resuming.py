@@ -347,7 +347,7 @@ class TestTraining:
             raise ValueError("No space left on device [os_error_code='28']")
 
         monkeypatch.setattr(checkpoints.Checkpoint, "write", full)
-        says = "v2 cannot be written: No space left on device; no checkpoint was saved yet"
+        says = "v2 stopped: No space left on device; no checkpoint was saved yet"
         with pytest.raises(RunError, match=says):
             start()
         assert (
