@@ -20,7 +20,7 @@ import torchref
 from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, apply, load_config
-from jaxgru.lm.config import TrainingConfig
+from jaxgru.lm.config import TrainingConfig, config_dir
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats import pth
 from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
@@ -71,6 +71,7 @@ def lstm_file(V=5, E=3, H=4, L=2):
 
 
 FILES = {"gru": gru_file, "lstm": lstm_file}
+PUBLISHED = sorted(path.stem for path in (config_dir() / "published").glob("*.toml"))
 
 
 @pytest.fixture
@@ -323,11 +324,13 @@ class TestRefusals:
             assert not re.search(r"^(import|from) torch\b", path.read_text(), re.MULTILINE), path
 
 
+SIZES = ("vocab_size", "embedding_dim", "hidden_dim", "num_layers")
+
+
 def whole_config(file_name, kind, sizes, **metadata):
     """The config of a file with these sizes and metadata."""
     (layout,) = (each for each in pth._LAYOUTS if each.config.cell == kind)
-    V, E, H, L = sizes
-    model = only_model(layout.config, vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
+    model = only_model(layout.config, **dict(zip(SIZES, sizes, strict=True)))
     return pth._whole_config(Path(f"{file_name}.pth"), model, metadata, "characters")
 
 
@@ -342,27 +345,17 @@ class TestAsARun:
         assert same_bits(params, load_pth_model(path)[0])
         assert tokenizer.vocabulary == "".join(sorted(set(shakespeare)))
 
-    @pytest.mark.parametrize("model_name, file_name, name, V, E, H, L, dropout, recipe", [
-        ("Astra-α", "Astra_alpha_v1", "astra_alpha", 65, 64, 128, 1, 0.1, (10, 200, 3e-3)),
-        ("Astra-β", "Astra_beta_latest", "astra_beta", 65, 128, 256, 2, 0.1, (15, 250, 2e-3)),
-        ("Astra-γ", "Astra_gamma_v1", "astra_gamma", 65, 256, 512, 3, 0.1, ()),
-        ("Scribe-α", "Scribe_alpha_v12", "scribe_alpha", 1000, 128, 256, 2, 0.1, (10, 300, 2e-3)),
-        ("Scribe-β", "x", "scribe_beta", 1000, 256, 512, 3, 0.1, ()),
-        ("Scribe-γ", "x", "scribe_gamma", 1000, 384, 768, 4, 0.15, ()),
-        ("Leviathan-LSTM", "leviathan_v1", "leviathan", 65, 768, 1024, 3, 0.2, (6, 200, 1e-3)),
-    ])  # fmt: skip
-    def test_the_study_s_seven(self, model_name, file_name, name, V, E, H, L, dropout, recipe):
-        """Known by their sizes alone."""
-        kind = "lstm" if name == "leviathan" else "gru"
-        config = whole_config(file_name, kind, (V, E, H, L), model_name=model_name)
-        training = config.training
-        assert (config.name, *training.dropouts.values()) == (name, dropout)
-        found = training.epochs, training.steps_per_epoch, training.learning_rate
-        assert found == recipe or not recipe
-        assert config.data.tokenizer == "characters"  # of the tokenizer that was given
-        mine = whole_config(file_name, kind, (V, E, H, L), model_name=model_name, dropout=0.25)
+    @pytest.mark.parametrize("name", PUBLISHED)
+    def test_the_study_s_models(self, name):
+        """Known by their sizes alone; the tokenizer is the one that was given."""
+        published = load_config(name)
+        cell, V, E, H, L = (getattr(published.model, field) for field in ("cell", *SIZES))
+        config = whole_config("x", cell, (V, E, H, L), model_name="Astra-δ")
+        assert (config.name, config.training) == (name, published.training)
+        assert config.data.tokenizer == "characters"
+        mine = whole_config("x", cell, (V, E, H, L), dropout=0.25)
         assert [*mine.training.dropouts.values()] == [0.25]  # the file's own, for the file says it
-        other = whole_config("x", kind, (V, E, H + 1, L))
+        other = whole_config("x", cell, (V, E, H + 1, L))
         assert (other.name, other.training) == ("x", TrainingConfig())
 
     def test_what_early_stopping_saves(self, tmp_path):
