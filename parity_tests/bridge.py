@@ -198,7 +198,7 @@ def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> torch.nn.Module:
     """Return torchref's model with these parameters, in training mode."""
     V, E = params.embedding.shape
-    H, L = params.head.Wo.shape[0], len(params.layers)
+    H, L = params.Wo.shape[0], len(params.layers)
     first = params.layers[0]
     if isinstance(first, ResetBeforeGRUParams):
         second_bias = first.c is not None
