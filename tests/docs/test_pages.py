@@ -230,8 +230,10 @@ class TestTheLesson:
         never = stream_nll(params, tokens).mean()
         assert f"costs {one:.2f} nats with a reset before every character" in self.shown()
         assert f"{some:.2f} with one every 32, and {never:.2f} without any" in self.shown()
-        gain = f"{one - some:.2f} of {one - never:.2f} nats are left, which is "
-        assert f"{gain}{100 * (one - some) / (one - never):.0f}%." in self.shown()
+        assert f"saves {one:.2f} − {never:.2f} = {one - never:.2f} nats in all" in self.shown()
+        left = f"{one:.2f} − {some:.2f} = {one - some:.2f} with a reset every 32 characters"
+        share = f"which is {100 * (one - some) / (one - never):.0f}%"
+        assert f"{left}, {share}." in self.shown()
 
     def shown(self):
         return " ".join(self.PAGE.split())
