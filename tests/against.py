@@ -1,4 +1,4 @@
-"""What tests against other computations share: random layers, equal outputs and gradients."""
+"""What tests against other computations share: random layers, equal outputs, refusals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from annotations import unchecked
 
 from jaxgru.cells import init_gru, init_lstm, init_rnn
 
@@ -16,20 +18,16 @@ from jaxgru.cells import init_gru, init_lstm, init_rnn
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 LAYERS = {
-    "gru": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, reset_gate="before"),
-    "gru, second bias": lambda key, E, H, dtype: init_gru(
-        key, E, H, second_bias=True, dtype=dtype, reset_gate="before"
-    ),
-    "gru after": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype),
-    "gru after, second bias": lambda key, E, H, dtype: init_gru(
-        key, E, H, second_bias=True, dtype=dtype
-    ),
-    "gru after, relu": lambda key, E, H, dtype: init_gru(key, E, H, dtype=dtype, activation="relu"),
-    "lstm, clip": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype, clip=0.5),
-    "lstm": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype),
-    "lstm, relu": lambda key, E, H, dtype: init_lstm(key, E, H, dtype=dtype, activation="relu"),
-    "rnn": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype),
-    "rnn, relu": lambda key, E, H, dtype: init_rnn(key, E, H, dtype=dtype, activation="relu"),
+    "gru": partial(init_gru, reset_gate="before"),
+    "gru, second bias": partial(init_gru, second_bias=True, reset_gate="before"),
+    "gru after": init_gru,
+    "gru after, second bias": partial(init_gru, second_bias=True),
+    "gru after, relu": partial(init_gru, activation="relu"),
+    "lstm, clip": partial(init_lstm, clip=0.5),
+    "lstm": init_lstm,
+    "lstm, relu": partial(init_lstm, activation="relu"),
+    "rnn": init_rnn,
+    "rnn, relu": partial(init_rnn, activation="relu"),
 }
 
 
@@ -47,7 +45,7 @@ def alike_under_strict_promotion(run):
 
 def layer(kind, E=4, H=6, dtype=np.float32, seed=0):
     """A layer whose every weight and bias is random."""
-    like = jax.eval_shape(lambda: LAYERS[kind](jax.random.key(0), E, H, dtype))
+    like = jax.eval_shape(lambda: LAYERS[kind](jax.random.key(0), E, H, dtype=dtype))
     return randomized(like, seed)
 
 
@@ -81,6 +79,14 @@ def equinox_cell(name, E=4, H=6, dtype=np.float32, **options):
 
     options |= dict(dtype=dtype, key=jax.random.key(0))
     return randomized(eqx.filter_eval_shape(getattr(eqx.nn, name), E, H, **options))
+
+
+def keras_drawn(layer, E=4):
+    """A Keras layer, built, whose every weight and bias is random."""
+    layer.build((None, None, E))
+    weights = [normal(*w.shape, dtype=w.dtype, seed=i) for i, w in enumerate(layer.get_weights())]
+    layer.set_weights(weights)
+    return layer
 
 
 def normal(*shape, dtype=np.float64, seed=1):
@@ -133,6 +139,17 @@ def torch_gradients(module):
         summed = "bias_hh" in name and type(module).__name__ != "GRU"  # it acts only in a sum
         q.data = p.grad * 0 if summed else p.grad
     return from_torch(gradient)
+
+
+def refused(*rows):
+    """A test of calls, each with a part of the sentence that refuses it."""
+
+    @pytest.mark.parametrize("call, says", rows)
+    def test(call, says):
+        with unchecked(), pytest.raises((ValueError, RuntimeError), match=says):
+            call()
+
+    return test
 
 
 def close(a, b):

@@ -28,8 +28,9 @@ def import_torch() -> ModuleType:
 def check_shapes(
     where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Compare tensors' shapes by name; `where` begins the message."""
-    for name in sorted(have.keys() | want.keys()):
+    """Compare tensors' shapes by name, first the names; `where` begins the message."""
+    of_both = have.keys() & want.keys()
+    for name in sorted(have.keys() | want.keys(), key=lambda name: (name in of_both, name)):
         if name not in have:
             raise InteropError(f"{where}: the tensor {name} is missing.")
         if name not in want:

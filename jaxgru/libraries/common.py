@@ -7,26 +7,25 @@ as a string: "rzn" is r, then z, then n. All functions work under `jit` and `gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from jaxgru.cells import CellParams, GRUParams
+from jaxgru.cells import CellParams, GRUParams, LSTMState
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import shown, type_name
-from jaxgru.layers.api import bidirectional, unroll
-from jaxgru.layers.api import initial_carry as carry_of_layers
+from jaxgru.layers import api
 from jaxgru.layers.validate import as_array, is_pair
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import InteropError, check_shapes
 
 T = TypeVar("T")
 
@@ -37,6 +36,58 @@ PHI = TANH + RELU
 """What a layer's `activation` can be, as functions of JAX."""
 
 # --- Weights
+
+
+class Stored(NamedTuple):
+    """How another library stores a layer: as arrays by name.
+
+    cls: the layer's class. order: of the gates, which are side by side in an array, or have one
+    each. W, U, b: the names of the arrays that are these, side by side. cn: that of a GRU's cn.
+    out_in: W and U are (out, in). old_z: see `layer_from_weights`.
+    """
+
+    cls: type
+    order: str
+    W: Sequence[str]
+    U: Sequence[str]
+    b: Sequence[str]
+    cn: str = ""
+    out_in: bool = False
+    old_z: bool = True
+
+
+def from_arrays(where: str, stored: Stored, arrays: Mapping[str, Any], **others: Any) -> CellParams:
+    """Return the layer with these arrays; `others` are other fields.
+
+    Raises InteropError, whose message `where` begins, if they are not the arrays of such a layer.
+    """
+    arrays = as_weights(where, arrays)
+    turned = lambda shape: shape[::-1] if stored.out_in else shape
+    shapes = {name: array.shape for name, array in arrays.items()}
+    E = max(turned(shapes.get(stored.W[0], ()))[:1], default=0)
+    width = max(turned(shapes.get(stored.U[0], ()))[-1:], default=0)
+    H = width * len(stored.U) // len(stored.order)
+    want = {name: turned((E, width)) for name in stored.W}
+    want |= {name: turned((H, width)) for name in stored.U}
+    want |= {name: (width,) for name in stored.b} | ({stored.cn: (H,)} if stored.cn else {})
+    check_shapes(where, shapes, want)
+    if stored.out_in:
+        arrays = {name: array.T for name, array in arrays.items()}
+    side = lambda names: jnp.concatenate([arrays[name] for name in names], axis=-1)
+    b = side(stored.b) if stored.b else None
+    others |= {"cn": jnp.asarray(arrays[stored.cn])} if stored.cn else {}
+    W, U = side(stored.W), side(stored.U)
+    return layer_from_weights(stored.cls, stored.order, W, U, b, old_z=stored.old_z, **others)
+
+
+def to_arrays(layer: Any, stored: Stored) -> dict[str, Array]:
+    """Return a layer's arrays by name; a GRU's c is added to b."""
+    W, U, b, _ = sides(without_c(layer), stored.order, stored.old_z)
+    arrays: dict[str, Array] = {}
+    for names, side in ((stored.W, W), (stored.U, U), (stored.b, b)):
+        parts = jnp.split(side, len(names), axis=-1)
+        arrays |= zip(names, (part.T if stored.out_in else part for part in parts), strict=True)
+    return arrays | ({stored.cn: layer.cn} if stored.cn else {})
 
 
 def layer_from_weights(
@@ -58,80 +109,64 @@ def layer_from_weights(
       old_z: z weights the old state of a GRU, as everywhere but in jaxgru and Haiku.
       others: other fields of the layer.
     """
-    ordered = lambda side: reordered(side, order, cls.gates)
-    b = np.zeros(W.shape[-1], W.dtype) if b is None else b
-    if not issubclass(cls, AnyGRU):
-        b = b if c is None else np.asarray(added(b, c))
-        return cls(W=ordered(W), U=ordered(U), b=ordered(b), **others)
-    b, zr = ordered(b), 2 * len(U)
-    cn = jnp.array(np.zeros(len(U), U.dtype))
-    if c is not None:
-        c, cn = jnp.split(ordered(c), [zr])
-    if cls is GRUParams:
-        others.setdefault("cn", cn)
+    ordered = lambda side: reordered(side, order, cls.gates, old_z)
+    b = ordered(np.zeros(W.shape[-1], W.dtype) if b is None else b)
+    c = None if c is None else ordered(c)
+    if issubclass(cls, AnyGRU):
+        H = len(U)
+        c, n = (None, jnp.zeros(H, U.dtype)) if c is None else jnp.split(c, [2 * H])
+        if cls is GRUParams:
+            others.setdefault("cn", n)
+        else:
+            b = jnp.concatenate([b[: 2 * H], added(b[2 * H :], n)])
+        others["c"] = c
     elif c is not None:
-        b = jnp.concatenate([b[:zr], added(b[zr:], cn)])
-    p = cls(W=ordered(W), U=ordered(U), b=b, c=c, **others)
-    return complement_z(p) if old_z else p
+        b = added(b, c)
+    return cls(W=ordered(W), U=ordered(U), b=b, **others)
 
 
-def reordered(weights: AnyArray, order: str, wanted: str) -> Array:
+def reordered(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -> Array:
     """Return a copy of weights (..., G·H) with their gates in another order; zeros, of others.
 
     For a NumPy array, this compiles nothing.
+
+    Args:
+      old_z: the weights of z change sign, so that z becomes 1 − z.
     """
     numpy = np if isinstance(weights, np.ndarray) else jnp
     parts = dict(zip(order, numpy.split(weights, len(order), axis=-1), strict=True))
     zeros = numpy.zeros_like(parts[order[0]])
+    parts |= {"z": -parts["z"]} if old_z and "z" in parts else {}
     return jnp.array(numpy.concatenate([parts.get(gate, zeros) for gate in wanted], axis=-1))
 
 
-def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, Array, Array]:
-    """Return W, U and b with the gates in another order; a GRU's c is added to b.
+def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, ...]:
+    """Return W (E, G·H), U (H, G·H), b and c (G·H) with the gates in another order.
 
-    Blocks of U become a block-diagonal matrix, because no other library has them.
-
-    Args:
-      old_z: as for `layer_from_weights`.
+    A missing c is zeros. Blocks of U become a block-diagonal matrix, because no other library has
+    them. `old_z` is as for `layer_from_weights`.
     """
-    p: Any = dense(complement_z(layer) if old_z else layer)
-    b = p.b
-    if getattr(p, "c", None) is not None:
-        zr = len(p.c)
-        b = jnp.concatenate([added(b[:zr], p.c), b[zr:]])
-    W, U, b = (reordered(side, p.gates, order) for side in (p.W, p.U, b))
-    return W, U, b
-
-
-def stacked(layer: CellParams, order: str) -> tuple[np.ndarray, ...]:
-    """Return W (G·H, E), U (G·H, H), b and c (G·H), as in PyTorch; a missing c is zeros.
-
-    Blocks of U become a block-diagonal matrix; a GRU's z weights the old state.
-    """
-    p: Any = dense(complement_z(layer))
-    c = np.zeros_like(p.b)
+    p: Any = dense(layer)
+    ordered = lambda side, old_z=old_z: reordered(side, p.gates, order, old_z)
+    c, is_zeros = jnp.zeros_like(p.b), getattr(p, "c", None) is None
     if isinstance(p, AnyGRU):
-        H = len(c) // 3
-        c[: 2 * H] = 0 if p.c is None else p.c
-        c[2 * H :] = getattr(p, "cn", 0)
-    arrays = (reordered(side, p.gates, order) for side in (p.W, p.U, p.b, c))
-    return tuple(np.array(np.asarray(array).T, order="C") for array in arrays)
+        zr, n = jnp.split(c, [len(c) // 3 * 2])
+        c = jnp.concatenate([zr if p.c is None else p.c, getattr(p, "cn", n)])
+    return ordered(p.W), ordered(p.U), ordered(p.b), ordered(c, old_z and not is_zeros)
 
 
-def complement_z(p: Any) -> Any:
-    """Return the GRU whose z is 1 minus this one's, or another layer: z's weights change sign.
+def by_layer(cells: Mapping[T, Stored]) -> dict[type, tuple[T, Stored]]:
+    """Return a library's cell for each class of layers, the last in the table, and its row."""
+    return {stored.cls: (cell, stored) for cell, stored in cells.items()}
 
-    In PyTorch, Flax, Equinox, Keras and ONNX, z weights the old state; here, the new value.
-    """
-    if not isinstance(p, AnyGRU):
-        return p
 
-    def changed(weights: AnyArray, gates: int = 3) -> Array:
-        z = np.arange(weights.shape[-1]) < weights.shape[-1] // gates
-        return jnp.where(np.broadcast_to(z, weights.shape), -weights, weights)
-
-    c = None if p.c is None else changed(p.c, 2)
-    return dataclasses.replace(p, W=changed(p.W), U=changed(p.U), b=changed(p.b), c=c)
+def without_c(layer: CellParams) -> CellParams:
+    """Return the layer with a GRU's c added to b, because most libraries have no c."""
+    p: Any = layer
+    if getattr(p, "c", None) is None:
+        return layer
+    b, n = jnp.split(p.b, [len(p.c)])
+    return dataclasses.replace(p, b=jnp.concatenate([added(b, p.c), n]), c=None)
 
 
 def added(b: AnyArray, c: AnyArray) -> Array:
@@ -139,66 +174,79 @@ def added(b: AnyArray, c: AnyArray) -> Array:
     return jnp.where(c == 0, b, b + c)
 
 
-def cast(layer: CellParams, weights: DTypeLike, biases: DTypeLike) -> CellParams:
-    """Return the layer with W and U in one dtype and the biases, so also the state, in another."""
-    return jax.tree.map(lambda w: w.astype(weights if w.ndim == 2 else biases), layer)
-
-
 # --- Layers
 
 
-def in_directions(
-    layers: Any, backward: Any = None
-) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
-    """Return the layers that read forward, and those that read backward or None.
+def directions(layers: Any, backward: Any = None) -> tuple[tuple[Any, ...], ...]:
+    """Return the layers that read forward and, in a second tuple, any that read backward.
 
     They are given as one layer, a list or a pair of lists; or `backward` is given apart.
     """
-    if backward is None and is_pair(layers):
-        layers, backward = layers
-    several = lambda part: tuple(part) if isinstance(part, Sequence) else (part,)
-    ahead, back = several(layers), None if backward is None else several(backward)
-    if not ahead:
+    if backward is not None:
+        layers = layers, backward
+    elif not is_pair(layers):
+        layers = (layers,)
+    stacks = [tuple(part) if isinstance(part, Sequence) else (part,) for part in layers]
+    if not stacks[0]:
         raise InteropError("there is no layer to convert.")
-    if back is not None and len(ahead) != len(back):
+    if len({*map(len, stacks)}) > 1:
+        ahead, back = map(len, stacks)
         raise InteropError(
-            f"there are {len(ahead)} forward and {len(back)} backward layers; the numbers must be "
-            "equal."
+            f"there are {ahead} forward and {back} backward layers; the numbers must be equal."
         )
-    return ahead, back
+    return tuple(stacks)
 
 
-def run_layers(layers: Any, x: Any, carry: Any = None, **options: Any) -> Any:
-    """Run what a module `Layer` holds: `bidirectional` for a pair of lists, else `unroll`."""
+def call(module: Any, /, x: Float[AnyArray, "*B T F"], carry: Any = None, **options: Any) -> Any:
+    """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`.
+
+    Args:
+      module: a library's `Layer`, whose method `layer` returns its layers. The products with their
+        weights are in its `dtype`; None: that of the weights.
+    """
+    layers = _rounded(module)
     if is_pair(layers):
-        return bidirectional(layers[0], layers[1], x, carry, **options)
-    return unroll(layers, x, carry, **options)
+        return api.bidirectional(layers[0], layers[1], x, carry, **options)
+    return api.unroll(layers, x, carry, **options)
 
 
-def rounded(layers: Any, dtype: DTypeLike | None) -> Any:
-    """Return what a `Layer` computes with, given its `dtype`."""
-    return layers if dtype is None else round_weights(layers, dtype)
+def step(module: Any, /, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
+    """Compute `jaxgru.step` with these arguments, without dropout."""
+    return api.step(_rounded(module), x, carry, **options)
+
+
+def _rounded(module: Any) -> Any:
+    layers = module.layer()
+    return layers if module.dtype is None else round_weights(layers, module.dtype)
 
 
 def initial_carry(layers: Any, batch_size: Any) -> Any:
     """Return the carry of what a `Layer` holds; for a pair of lists, a pair."""
     if is_pair(layers):
-        return tuple(carry_of_layers(part, batch_size) for part in layers)
-    return carry_of_layers(layers, batch_size)
+        return tuple(api.initial_carry(part, batch_size) for part in layers)
+    return api.initial_carry(layers, batch_size)
+
+
+def run_cell(
+    layer: CellParams, x: AnyArray, state: Any, products: DTypeLike, **options: Any
+) -> Any:
+    """Run `jaxgru.unroll` as another library runs a cell.
+
+    The products with the weights are in one dtype; the state keeps its own if that is wider.
+    """
+    states = jnp.result_type(products, *jax.tree.leaves(state))
+    layer = jax.tree.map(lambda w: w.astype(products if w.ndim == 2 else states), layer)
+    state = jax.tree.map(lambda leaf: leaf.astype(states), state)
+    return api.unroll(layer, x, state, **options)
 
 
 # --- Checks
 
 
 def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *options: str) -> T:
-    """Return what a library has for the class of a layer.
+    """Return what a library has for the class of a layer, or raise InteropError.
 
-    Args:
-      theirs: says what the library has.
-      options: those of a layer's options that the library has, too.
-
-    Raises:
-      InteropError: it has none, or not with the options of this layer.
+    `theirs` says what the library has; `options` are those of a layer's options that it has, too.
     """
     if type(layer) not in counterparts:
         raise InteropError(f"{type_name(layer)} cannot be converted: {theirs}.")
@@ -209,6 +257,18 @@ def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *option
                 "of them has this option."
             )
     return counterparts[type(layer)]
+
+
+def check_class(
+    what: str, value: Any, classes: Collection[type], library: str, hint: str = ""
+) -> None:
+    """Raise InteropError if a value is of none of a library's classes."""
+    if type(value) not in classes:
+        names = ", ".join(cls.__name__ for cls in classes)
+        raise InteropError(
+            f"{what} is {type_name(value)}; it must be one of {library}'s {names}, not a "
+            f"subclass{hint}."
+        )
 
 
 def check_options(what: str, module: Any, **supported: Sequence[Any]) -> None:
@@ -230,6 +290,11 @@ def is_one_of(value: Any, candidates: Sequence[Any]) -> bool:
     kinds = type(jax.nn.sigmoid), type(jax.nn.relu)
     copied = lambda like: type(value) is type(like) in kinds and program(value) == program(like)
     return value in candidates or any(map(copied, candidates))
+
+
+def activation(function: Any, relu: Sequence[Any] = RELU) -> str:
+    """Return the name of a function that `check_options` has found to be tanh or ReLU."""
+    return "relu" if is_one_of(function, relu) else "tanh"
 
 
 def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
@@ -280,9 +345,9 @@ def of_shape(name: str, x: Any, shape: tuple[int, ...]) -> Array:
 
 
 def as_state(name: str, state: Any, pair: bool, shape: tuple[int, ...]) -> Any:
-    """Return a state as an array or, for a pair, a tuple of two, each as `of_shape` returns it."""
+    """Return a state as an array or, for a pair, an `LSTMState`, of arrays as from `of_shape`."""
     if pair and (not isinstance(state, tuple | list) or len(state) != 2):
         raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     if not pair:
         return of_shape(name, state, shape)
-    return tuple(of_shape(name, part, shape) for part in state)
+    return LSTMState(*(of_shape(name, part, shape) for part in state))

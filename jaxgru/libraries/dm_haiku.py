@@ -21,9 +21,12 @@ from jaxtyping import Array
 
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import type_name
-from jaxgru.layers.api import unroll as unroll_layers
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries import check_shapes, common
+from jaxgru.libraries.common import Stored
+
+GRU = Stored(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
+LSTM = Stored(LSTMParams, "igfo", ["W"], ["U"], ["b"])
+"""An hk.LSTM has one array w, of which these W and U are the rows."""
 
 
 def dynamic_unroll(
@@ -38,34 +41,21 @@ def dynamic_unroll(
 ) -> tuple[Array, Any]:
     """Compute `hk.dynamic_unroll` of an hk.GRU or hk.LSTM, with a hand-written gradient.
 
-    The core's parameters stay its own, with the same names and initial values. Policies of
-    `hk.mixed_precision` act as in Haiku, but do not round the state between the steps.
+    All arguments but the last are Haiku's. The core's parameters stay its own, with the same names
+    and initial values. Policies of `hk.mixed_precision` act as in Haiku, but do not round the state
+    between the steps.
 
     Args:
       core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one.
       input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore, a pair of it and
-        `should_reset` (T, B). True sets the state to zeros before that step is read, also with
-        `reverse`, as in Haiku.
-      initial_state: before the first step, as from `core.initial_state`: (B, H), or an
-        `hk.LSTMState` of two.
-      time_major: if False, inputs and results have the batch before the time.
-      reverse: read from the last step to the first.
-      return_all_states: return the state after every step, not only the last.
+        `should_reset` (T, B), which acts before that step is read, also with `reverse`.
       unroll: has no effect.
       implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
-
-    Returns:
-      The output of every step (T, B, H), and the last state or all states.
-
-    Raises:
-      InteropError: the core is of another class, or an argument has another shape.
-      ValueError: as `jaxgru.unroll`.
     """
     own, resets = core, None
     if type(core) is hk.ResetCore:
         own, (input_sequence, resets) = core.core, input_sequence
-    if type(own) not in (hk.GRU, hk.LSTM):
-        raise InteropError(f"the core is {type_name(own)}; it must be an hk.GRU or hk.LSTM.")
+    common.check_class("the core", own, (hk.GRU, hk.LSTM), "Haiku")
     inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
     axis = 0 if time_major or inputs.ndim == 2 else 1
     batch = inputs.shape[:1] if axis else inputs.shape[1:-1]
@@ -82,21 +72,14 @@ def dynamic_unroll(
         state = jax.tree.map(lambda s: jnp.where(last, 0, s), state)
         resets = jnp.roll(resets, 1, axis)
 
+    options = dict(reverse=reverse, time_major=time_major, implementation=implementation)
+    options["return_carries"] = return_all_states
+
     def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
         """Compute what the core would, in its scope: in the dtypes of its precision policy."""
         layer, products = _layer_from_core(own, inputs, state.hidden if pair else state)
-        dtype = jnp.result_type(products, *jax.tree.leaves(state))
-        state = jax.tree.map(lambda s: s.astype(dtype), state)
-        outputs, *states = unroll_layers(
-            common.cast(layer, products, dtype),
-            inputs,
-            LSTMState(*state) if pair else state,
-            reset=resets,
-            reverse=reverse,
-            time_major=time_major,
-            return_carries=return_all_states,
-            implementation=implementation,
-        )
+        carry = LSTMState(*state) if pair else state
+        outputs, *states = common.run_cell(layer, inputs, carry, products, reset=resets, **options)
         return outputs, hk.LSTMState(*states[-1]) if pair else states[-1]
 
     run = partial(_in_scope, own, all_steps)
@@ -118,9 +101,10 @@ def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]
 
     Its parameters are taken as custom getters and precision policies leave them.
     """
-    pair, sizes = isinstance(core, hk.LSTM), (x.shape[-1], core.hidden_size)
-    holder = hk.Linear(4 * core.hidden_size) if pair else core
-    shapes = (_lstm_shapes if pair else _gru_shapes)(*sizes)
+    pair, E, H = isinstance(core, hk.LSTM), x.shape[-1], core.hidden_size
+    holder = hk.Linear(4 * H) if pair else core
+    gru = {"w_i": (E, 3 * H), "w_h": (H, 3 * H), "b": (3 * H,)}
+    shapes = {"w": (E + H, 4 * H), "b": (4 * H,)} if pair else gru
     parameters: dict[str, Array] = {}
 
     def product(x_and_h: Array) -> Array:
@@ -141,52 +125,31 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     Args:
       params: those of the module that holds them, such as params["gru"] (w_i, w_h, b) or
         params["lstm/linear"] (w, b).
-
-    Raises:
-      InteropError: they have other names, or their shapes do not fit together.
     """
     weights = common.as_weights("Haiku's parameters", params)
-    shapes = {name: weight.shape for name, weight in weights.items()}
-    rows = lambda name: max(shapes.get(name, ())[:1], default=0)
-    if "w" not in shapes:
-        check_shapes("an hk.GRU's parameters", shapes, _gru_shapes(rows("w_i"), rows("b") // 3))
-        W, U, b = (weights[name] for name in ("w_i", "w_h", "b"))
-        return common.layer_from_weights(ResetBeforeGRUParams, "zrn", W, U, b, old_z=False)
-    H = rows("b") // 4
-    check_shapes("an hk.LSTM's parameters", shapes, _lstm_shapes(rows("w") - H, H))
-    W, U = jnp.split(weights["w"], [weights["w"].shape[0] - H])
-    p: Any = common.layer_from_weights(LSTMParams, "igfo", W, U, weights["b"])
-    return p.replace(b=_forget_bias(p.b, 1))
+    if "w" not in weights:
+        return common.from_arrays("an hk.GRU's parameters", GRU, weights)
+    where, shapes = "an hk.LSTM's parameters", {n: weight.shape for n, weight in weights.items()}
+    H = max(shapes.get("b", ())[:1], default=0) // 4
+    rows = max(*shapes["w"][:1], H, 0)
+    check_shapes(where, shapes, {"w": (rows, 4 * H), "b": (4 * H,)})
+    W, U = jnp.split(weights["w"], [rows - H])
+    p: Any = common.from_arrays(where, LSTM, {"W": W, "U": U, "b": weights["b"]})
+    return dataclasses.replace(p, b=p.b.at[:H].add(1))
 
 
 def to_haiku(layer: CellParams) -> dict[str, Array]:
     """Return the parameters of an hk.GRU, or of the hk.Linear in an hk.LSTM.
 
-    A GRU's c is added to b. The forget bias is the layer's minus one, which is
-    exact from 0.5 to 2 and is rounded elsewhere, as Haiku rounds f + 1 in each step. `from_haiku`
-    returns the other values bit for bit.
-
-    Raises:
-      InteropError: Haiku has no core of this kind, or none with the layer's options.
+    A GRU's c is added to b. The forget bias is the layer's minus one, which is exact from 0.5 to 2
+    and is rounded elsewhere, as Haiku rounds f + 1 in each step. `from_haiku` returns the other
+    values bit for bit.
     """
     has = "dm-haiku has an LSTM, and a GRU whose reset gate acts before the product"
-    order = common.counterpart(layer, {ResetBeforeGRUParams: "zrn", LSTMParams: "igfo"}, has)
-    if not isinstance(layer, LSTMParams):
-        return dict(zip(("w_i", "w_h", "b"), common.sides(layer, order, old_z=False), strict=True))
-    layer = dataclasses.replace(layer, b=_forget_bias(layer.b, -1))
-    W, U, b = common.sides(layer, order)
-    return {"w": jnp.concatenate([W, U]), "b": b}
-
-
-def _gru_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
-    return {"w_i": (E, 3 * H), "w_h": (H, 3 * H), "b": (3 * H,)}
-
-
-def _lstm_shapes(E: int, H: int) -> dict[str, tuple[int, ...]]:
-    return {"w": (E + H, 4 * H), "b": (4 * H,)}
-
-
-def _forget_bias(b: Array, change: int) -> Array:
-    """Return the biases of an LSTM with those of the forget gate, the first, changed."""
-    H = len(b) // 4
-    return jnp.concatenate([b[:H] + change, b[H:]])
+    stored = common.counterpart(layer, {row.cls: row for row in (GRU, LSTM)}, has)
+    if isinstance(layer, LSTMParams):
+        layer = dataclasses.replace(layer, b=layer.b.at[: len(layer.b) // 4].add(-1))
+    arrays = common.to_arrays(layer, stored)
+    if stored is GRU:
+        return arrays
+    return {"w": jnp.concatenate([arrays["W"], arrays["U"]]), "b": arrays["b"]}

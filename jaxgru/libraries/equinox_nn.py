@@ -16,12 +16,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, LSTMState, sizes
+from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import type_name
-from jaxgru.layers.api import step
-from jaxgru.layers.api import unroll as unroll_layers
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries import common
+from jaxgru.libraries.common import Stored
+
+_WEIGHTS = ["weight_ih"], ["weight_hh"], ["bias"]
+CELLS: dict[type, Stored] = {
+    eqx.nn.GRUCell: Stored(GRUParams, "rzn", *_WEIGHTS, cn="bias_n", out_in=True),
+    eqx.nn.LSTMCell: Stored(LSTMParams, "ifgo", *_WEIGHTS, out_in=True),
+}
 
 
 def unroll(
@@ -44,40 +49,23 @@ def unroll(
       cell: it keeps its own arrays, so it is trained as it is.
       xs: (T, F), or (..., T, F) with batch axes.
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
-      reset: (..., T); True at the first step of an episode, in time: the state is set to zeros
-        before that step or, with `reverse`, after it.
-      lengths: (...), the number of steps of each sequence; those after it are padding, as for
-        `jaxgru.unroll`.
-      reverse: read from the last step to the first.
+      reset: (..., T), as for `jaxgru.unroll`, as are `reverse` and `implementation`.
+      lengths: (...), the number of steps of each sequence; those after it are padding.
       return_states: also return the state after every step.
-      implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
 
     Returns:
       The state after the last step, and h of every step (..., T, H). With `return_states`, also the
       state after every step, in the form of `state`, with the axis of the steps.
-
-    Raises:
-      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights; or the state has another shape.
-      ValueError: as `jaxgru.unroll`.
     """
     layer = from_equinox(cell)
     xs = common.with_steps("xs", xs)
     if state is not None:
         pair = isinstance(layer, LSTMParams)
         state = common.as_state("the state", state, pair, (*xs.shape[:-2], cell.hidden_size))
-        state = LSTMState(*state) if pair else state
+    options = dict(lengths=lengths, reverse=reverse, return_carries=return_states)
+    options |= dict(reset=reset, implementation=implementation)
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
-    ys, *states = unroll_layers(
-        common.cast(layer, dtype, dtype),
-        xs,
-        jax.tree.map(lambda leaf: leaf.astype(dtype), state),
-        reset=reset,
-        lengths=lengths,
-        reverse=reverse,
-        return_carries=return_states,
-        implementation=implementation,
-    )
+    ys, *states = common.run_cell(layer, xs, state, dtype, **options)
     # without names, as Equinox's
     state, *each = [tuple(part) if isinstance(part, tuple) else part for part in states]
     return state, ys, *each
@@ -85,6 +73,9 @@ def unroll(
 
 class Layer(eqx.Module):
     """jaxgru layers of any kind as an Equinox module.
+
+    Calling it is `jaxgru.unroll` of the layers with these arguments or, for a pair,
+    `jaxgru.bidirectional`; `step` is `jaxgru.step`.
 
     Attributes:
       layers: one layer's parameters, a list or `ResidualStack`, or a pair of these lists, for two
@@ -95,13 +86,11 @@ class Layer(eqx.Module):
     layers: Any
     dtype: Any = eqx.field(default=None, static=True)
 
-    def __call__(self, x: Float[AnyArray, "*B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(common.rounded(self.layers, self.dtype), x, carry, **options)
+    __call__, step = common.call, common.step
 
-    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
-        """Compute `jaxgru.step` with these arguments."""
-        return step(common.rounded(self.layers, self.dtype), x, carry, **options)
+    def layer(self) -> Any:
+        """Return the parameters."""
+        return self.layers
 
     def initial_carry(self, batch_size: Any) -> Any:
         """Return `jaxgru.initial_carry` of the layers; for a pair, a pair."""
@@ -113,49 +102,26 @@ def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
 
     A GRU's `reset_gate` is "after". Values are copied; those of z change sign. Missing biases
     become zeros. The carry is the same on both sides.
-
-    Raises:
-      InteropError: the cell is neither an `equinox.nn.GRUCell` nor an `LSTMCell`, or has no
-        weights, or of other names or shapes.
     """
-    if type(cell) not in (eqx.nn.GRUCell, eqx.nn.LSTMCell):
-        raise InteropError(
-            f"the cell is {type_name(cell)}; it must be an equinox.nn.GRUCell or LSTMCell."
-        )
+    common.check_class("the cell", cell, CELLS, "Equinox")
+    stored = CELLS[type(cell)]
+    if not cell.use_bias:  # Equinox ignores any
+        stored = stored._replace(b=(), cn="")
     # whatever else a cell has than these is compared with what is known
     static = ("input_size", "hidden_size", "use_bias")
     weights = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
-    weights = common.as_weights(type_name(cell), weights)
-    lstm, E, H = isinstance(cell, eqx.nn.LSTMCell), cell.input_size, cell.hidden_size
-    rows = (4 if lstm else 3) * H
-    want: dict[str, tuple[int, ...]] = {"weight_ih": (rows, E), "weight_hh": (rows, H)}
-    if cell.use_bias:  # or Equinox ignores them
-        want |= {"bias": (rows,)} | ({} if lstm else {"bias_n": (H,)})
-    check_shapes(type_name(cell), {name: weight.shape for name, weight in weights.items()}, want)
-    cls, order = (LSTMParams, "ifgo") if lstm else (GRUParams, "rzn")
-    cn: dict[str, Any] = {"cn": jnp.asarray(weights["bias_n"])} if "bias_n" in weights else {}
-    return common.layer_from_weights(
-        cls, order, weights["weight_ih"].T, weights["weight_hh"].T, weights.get("bias"), **cn
-    )
+    return common.from_arrays(type_name(cell), stored, weights)
 
 
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
 
     A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.
-
-    Raises:
-      InteropError: Equinox has no cell of this kind, or none with the layer's options.
     """
-    cells = {GRUParams: (eqx.nn.GRUCell, "rzn"), LSTMParams: (eqx.nn.LSTMCell, "ifgo")}
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
-    make, order = common.counterpart(layer, cells, has)
-    p: Any = layer
-    (E, H), dtype = sizes(p), p.b.dtype
+    make, stored = common.counterpart(layer, common.by_layer(CELLS), has)
+    arrays, (E, H) = common.to_arrays(layer, stored), sizes(layer)
+    dtype = arrays["bias"].dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
-    W, U, b = common.sides(layer, order)
-    arrays = {"weight_ih": W.T, "weight_hh": U.T, "bias": b}
-    if isinstance(layer, GRUParams):
-        arrays["bias_n"] = layer.cn
     fields = lambda cell: [getattr(cell, name) for name in arrays]
     return eqx.tree_at(fields, cell, list(arrays.values()))

@@ -22,19 +22,18 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.carry import AnyArray
-from jaxgru.layers.api import step
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.flax_rnn import Parts
+from jaxgru.libraries.common import Stored
 
 _RZN = ["ir", "iz", "in"], ["hr", "hz", "hn"]
 _IFGO = ["ii", "if", "ig", "io"], ["hi", "hf", "hg", "ho"]
-_LSTM = Parts(LSTMParams, "ifgo", *_IFGO, biased=_IFGO[1])
-CELLS: dict[type, Parts] = {
-    nn.GRUCell: Parts(GRUParams, "rzn", *_RZN, biased=_RZN[0], inner="hn"),
+_LSTM = flax_rnn.stored(LSTMParams, "ifgo", *_IFGO, b=_IFGO[1])
+CELLS: dict[type, Stored] = {
+    nn.GRUCell: flax_rnn.stored(GRUParams, "rzn", *_RZN, b=_RZN[0], cn="hn"),
     nn.LSTMCell: _LSTM,
     nn.OptimizedLSTMCell: _LSTM,
-    nn.SimpleCell: Parts(RNNParams, "h", ["i"], ["h"], ["i"]),
+    nn.SimpleCell: flax_rnn.stored(RNNParams, "h", ["i"], ["h"], ["i"]),
 }
 
 
@@ -64,14 +63,8 @@ class RNN(nn.RNN):
         Outputs in the padding are not zero, as in `nn.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
-          reset: (*batch, T) or, if time-major, (T, *batch); True at the first step of an episode,
-            in time: the carry is set to the cell's initial carry before that step or, with
-            `reverse`, after it.
+          reset: as for `jaxgru.unroll`, but it sets the cell's initial carry.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
-
-        Raises:
-          InteropError: the cell is of another class, has other functions than sigmoid, and tanh
-            or ReLU, or is residual; or an argument has another shape.
         """
         options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
         flax_rnn.check_cell(self.cell, CELLS)
@@ -80,17 +73,9 @@ class RNN(nn.RNN):
         if "params" not in self.cell.variables:
             # initializes them
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
-        return flax_rnn.rnn(
-            _layer_from_cell(self.cell),
-            inputs,
-            start if initial_carry is None else initial_carry,
-            dtype=self.cell.dtype,
-            reset=reset,
-            initial=_unless_zeros(self.cell, start),
-            lengths=seq_lengths,
-            implementation=implementation,
-            **options,
-        )
+        options |= dict(reset=reset, lengths=seq_lengths, implementation=implementation)
+        carry = start if initial_carry is None else initial_carry
+        return _run(self.cell, inputs, carry, start, **options)
 
 
 class ScannedRNN(nn.Module):
@@ -125,9 +110,6 @@ class ScannedRNN(nn.Module):
           x: the inputs, and the resets: where they are True, or numbers other than 0, the carry is
             set to the cell's initial carry before the step.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
-
-        Raises:
-          InteropError: the cell is none that `RNN` takes, or an argument has another shape.
         """
         inputs, resets = common.with_steps("inputs", x[0]), x[1]
         h = carry[0] if isinstance(carry, tuple | list) else carry
@@ -139,16 +121,9 @@ class ScannedRNN(nn.Module):
         start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
         if "params" not in cell.variables:
             cell(start, inputs[0])  # initializes them
-        return flax_rnn.rnn(
-            _layer_from_cell(cell),
-            inputs,
-            carry,
-            dtype=cell.dtype,
-            reset=jnp.asarray(as_array("resets", resets), bool),
-            initial=_unless_zeros(cell, start),
-            time_major=True,
-            implementation=implementation,
-        )
+        reset = jnp.asarray(as_array("resets", resets), bool)
+        options = dict(time_major=True, implementation=implementation)
+        return _run(cell, inputs, carry, start, reset=reset, **options)
 
     @staticmethod
     def initialize_carry(
@@ -163,7 +138,8 @@ class Layer(nn.Module):
     """jaxgru layers of any kind as a linen module, whose parameter `layers` holds their weights.
 
     It is a nested dict with the names of the layers' fields and, at the end of each path, "kernel",
-    "bias" or "scale", as in linen's own modules.
+    "bias" or "scale", as in linen's own modules. Calling it is `jaxgru.unroll` of the layers with
+    these arguments or, for a pair, `jaxgru.bidirectional`; `step` is `jaxgru.step`.
 
     Attributes:
       layers: one layer's parameters, a list or `ResidualStack`, or a pair of these lists, for two
@@ -178,6 +154,8 @@ class Layer(nn.Module):
 
     layers: Any
     dtype: Any = None
+
+    __call__, step = common.call, common.step  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
         """Make `layers` a function: a module with arrays has no hash, which `jax.jit` needs."""
@@ -204,14 +182,6 @@ class Layer(nn.Module):
         """Return the parameters as they are now: one layer, or tuples of them."""
         return self._layers
 
-    def __call__(self, x: Float[AnyArray, "*B T F"], carry: Any = None, **options: Any) -> Any:
-        """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`."""
-        return common.run_layers(common.rounded(self._layers, self.dtype), x, carry, **options)
-
-    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
-        """Compute `jaxgru.step`: `module.apply(variables, x, carry, method="step")`."""
-        return step(common.rounded(self._layers, self.dtype), x, carry, **options)
-
     def initial_carry(self, batch_size: Any) -> Any:
         """Return `jaxgru.initial_carry` of the layers; for a pair, a pair; without variables."""
         like = jax.eval_shape(lambda p: common.initial_carry(p, batch_size), _shapes(self.layers))
@@ -231,18 +201,15 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
 
     Args:
       params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
-
-    Raises:
-      InteropError: their names or shapes are not those of such a cell.
     """
-    names = set(params)
-    parts = next((p for p in CELLS.values() if names == {*p.inputs, *p.states}), None)
-    if parts is None:
+    parts = lambda stored: {name.partition(".")[0] for name in (*stored.W, *stored.U)}
+    stored = next((row for row in CELLS.values() if parts(row) == set(params)), None)
+    if stored is None:
         raise InteropError(
-            f"the parameters {', '.join(sorted(map(str, names)))} are not those of a flax.linen "
+            f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
             f"{', '.join(cell.__name__ for cell in CELLS)}."
         )
-    return flax_rnn.from_parts("a cell's parameters", parts, _arrays(params))
+    return common.from_arrays("a cell's parameters", stored, _arrays(params))
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -250,24 +217,19 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
 
     A GRU's second biases c are added to b. `from_linen` returns the other values bit for bit. The
     cell of a layer with ReLU needs `activation_fn=nn.relu`.
-
-    Raises:
-      InteropError: Flax has no cell of this kind, or none with the layer's options.
     """
-    parts = {p.cls: p for p in CELLS.values()}
-    parts = common.counterpart(layer, parts, flax_rnn.HAS, "activation")
-    return flax_rnn.to_parts(layer, parts)
+    cells = common.by_layer(CELLS)
+    _, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
+    return unflatten_dict(common.to_arrays(layer, stored), sep=".")
 
 
-def _layer_from_cell(cell: Any) -> CellParams:
+def _run(cell: Any, inputs: AnyArray, carry: Any, start: Any, **options: Any) -> Any:
+    """Compute `flax_rnn.rnn` of a cell that has parameters; a reset sets the carry `start`."""
     where = f"the parameters of this {type(cell).__name__}"
-    return flax_rnn.from_parts(where, CELLS[type(cell)], _arrays(cell.variables["params"]), cell)
+    layer = flax_rnn.from_cell(where, cell, CELLS, _arrays(cell.variables["params"]))
+    initial = None if cell.carry_init is jax.nn.initializers.zeros else start
+    return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
 
 
 def _arrays(params: Mapping[str, Any]) -> dict[str, Any]:
     return flatten_dict(meta.unbox(params), sep=".")
-
-
-def _unless_zeros(cell: Any, start: Any) -> Any:
-    """Return the carry that a reset sets, or None if it is zeros."""
-    return None if cell.carry_init is jax.nn.initializers.zeros else start

@@ -23,19 +23,18 @@ from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.errors import type_name
-from jaxgru.layers.api import step
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.flax_rnn import Parts
+from jaxgru.libraries.common import Stored
 
 _IN, _STATE = ["dense_i"], ["dense_h"]
 _II, _HH = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"]
-CELLS: dict[type, Parts] = {
-    nnx.GRUCell: Parts(GRUParams, "rzn", _IN, _STATE, _IN),
-    nnx.LSTMCell: Parts(LSTMParams, "ifgo", _II, _HH, _HH),
-    nnx.OptimizedLSTMCell: Parts(LSTMParams, "ifgo", _IN, _STATE, _STATE),
-    nnx.SimpleCell: Parts(RNNParams, "h", _IN, _STATE, _IN),
+CELLS: dict[type, Stored] = {
+    nnx.GRUCell: flax_rnn.stored(GRUParams, "rzn", _IN, _STATE, _IN),
+    nnx.LSTMCell: flax_rnn.stored(LSTMParams, "ifgo", _II, _HH, _HH),
+    nnx.OptimizedLSTMCell: flax_rnn.stored(LSTMParams, "ifgo", _IN, _STATE, _STATE),
+    nnx.SimpleCell: flax_rnn.stored(RNNParams, "h", _IN, _STATE, _IN),
 }
 
 
@@ -44,9 +43,6 @@ class RNN(nnx.RNN):
 
     The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. Its parameters stay its own
     `nnx.Param`s, so optimizers and checkpoints see no difference. `unroll` has no effect.
-
-    Raises:
-      InteropError: when it is called, as `from_nnx`.
     """
 
     def __call__(
@@ -68,9 +64,7 @@ class RNN(nnx.RNN):
         Outputs in the padding are not zero, as in `nnx.RNN`; for zeros, see `jaxgru.unroll`.
 
         Args:
-          reset: (*batch, T) or, if time-major, (T, *batch); True at the first step of an episode,
-            in time: the carry is set to the cell's initial carry before that step or, with
-            `reverse`, after it.
+          reset: as for `jaxgru.unroll`, but it sets the cell's initial carry.
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
         """
         cell: Any = self.cell
@@ -80,17 +74,11 @@ class RNN(nnx.RNN):
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
             start = cell.initialize_carry(flax_rnn.step_shape(inputs, options["time_major"]), rngs)
-        return flax_rnn.rnn(
-            from_nnx(cell),
-            inputs,
-            start if initial_carry is None else initial_carry,
-            dtype=cell.dtype,
-            reset=reset,
-            initial=None if cell.carry_init is None else start,
-            lengths=seq_lengths,
-            implementation=implementation,
-            **options,
-        )
+        options |= dict(reset=reset, lengths=seq_lengths, implementation=implementation)
+        initial = None if cell.carry_init is None else start
+        carry = start if initial_carry is None else initial_carry
+        layer = from_nnx(cell)
+        return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
 
 
 class Layer(nnx.Module):
@@ -119,8 +107,8 @@ class Layer(nnx.Module):
             weights'.
           dropout: as for `jaxgru.unroll`, but without keys: `Dropout(None, 0.2, "between")`. Each
             call draws them from `rngs`.
-          deterministic: whether units are not dropped; `train()` and `eval()` set it. Zoneout then
-            takes the mean.
+          deterministic: whether units are not dropped, and zoneout takes the mean; `train()` and
+            `eval()` set it.
           rngs: the streams of which "dropout" is read, as for `nnx.Dropout`.
         """
         self.dtype, self.deterministic = dtype, deterministic
@@ -132,11 +120,7 @@ class Layer(nnx.Module):
         self.layers = nnx.data(unflatten_dict(dict(zip(self.names, params, strict=True))))
 
     def layer(self) -> Any:
-        """Return the parameters as they are now, in the structure of those that it was made of.
-
-        Raises:
-          InteropError: `nnx.update` gave it the parameters of layers of another kind.
-        """
+        """Return the parameters as they are now, in the structure of those that it was made of."""
         flax_rnn.check_names(self.layers, self.names)
         params: Any = flatten_dict(self.layers)
         return jax.tree.unflatten(self.structure, [params[path].get_value() for path in self.names])
@@ -152,17 +136,15 @@ class Layer(nnx.Module):
     ) -> Any:
         """Run `jaxgru.unroll` with these arguments or, for a pair, `jaxgru.bidirectional`.
 
-        Args:
-          deterministic: as for the constructor, whose value it replaces; likewise `rngs`, and
-            `dropout` with keys, as for `jaxgru.unroll`.
-
-        Raises:
-          InteropError: there is dropout, but no `rngs`.
+        `deterministic` and `rngs` replace those of the constructor; so does `dropout` with keys, as
+        for `jaxgru.unroll`.
         """
         if "dropout" not in options:
             fixed = self.deterministic if deterministic is None else deterministic
             options["dropout"] = self._drawn(fixed, self.rngs if rngs is None else rngs)
-        return common.run_layers(common.rounded(self.layer(), self.dtype), x, carry, **options)
+        return common.call(self, x, carry, **options)
+
+    step = common.step
 
     def _drawn(self, fixed: bool, rngs: Any) -> Dropouts:
         """Return the dropouts of a call, with new keys."""
@@ -176,10 +158,6 @@ class Layer(nnx.Module):
         draw = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         return [each.replace(key=draw()) for each in self.dropout]
 
-    def step(self, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
-        """Compute `jaxgru.step` with these arguments, without dropout."""
-        return step(common.rounded(self.layer(), self.dtype), x, carry, **options)
-
     def initial_carry(self, batch_size: Any) -> Any:
         """Return `jaxgru.initial_carry` of the layers; for a pair, a pair."""
         return common.initial_carry(self.layer(), batch_size)
@@ -190,33 +168,27 @@ def from_nnx(cell: Any) -> CellParams:
 
     A GRU's `reset_gate` is "after", and it has no second biases. Values are copied; those of z
     change sign. The layer's carry is h, or (h, c) where the cell's is (c, h).
-
-    Raises:
-      InteropError: the cell is of another class, has other functions than sigmoid, and tanh or
-        ReLU, is residual, or has weights of other names or shapes.
     """
     hint = "; jaxgru's own layers run in jaxgru.libraries.flax_nnx.Layer"
     flax_rnn.check_cell(cell, CELLS, hint)
     state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
     arrays = {".".join(map(str, path)): variable.get_value() for path, variable in state}
-    return flax_rnn.from_parts(type_name(cell), CELLS[type(cell)], arrays, cell)
+    return flax_rnn.from_cell(type_name(cell), cell, CELLS, arrays)
 
 
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     """Return a GRUCell, a SimpleCell or an LSTM cell with the layer's weights.
 
-    A GRU's second biases c are added to b. `from_nnx` returns the other values bit
-    for bit.
+    A GRU's second biases c are added to b. `from_nnx` returns the other values bit for bit.
 
     Args:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
 
     Raises:
-      InteropError: Flax has no cell of this kind, or none with the layer's options; or a GRU's cn
-        is not zeros, or not known, as under `jit`.
+      InteropError: a GRU's cn is not zeros, or not known, as under `jit`.
     """
-    cells = {GRUParams: nnx.GRUCell, LSTMParams: lstm, RNNParams: nnx.SimpleCell}
-    make = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
+    cells = common.by_layer(CELLS) | {LSTMParams: (lstm, CELLS[lstm])}
+    make, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
     if isinstance(layer, GRUParams):
         common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
         if jnp.any(layer.cn != 0):
@@ -225,11 +197,9 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
                 "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
             )
     p: Any = layer
-    (E, H), dtype = sizes(p), p.b.dtype
-    phi = ACTIVATIONS[p.activation]
-    options: dict[str, Any] = dict(param_dtype=dtype, activation_fn=phi)
-    if isinstance(layer, RNNParams):
-        options["dtype"] = dtype  # float32 by default, where the other cells take the parameters'
-    cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
-    nnx.update(cell, flax_rnn.to_parts(layer, CELLS[make]))
+    # Without dtype, a SimpleCell computes in float32; the other cells, in the parameters' dtype
+    options = dict(dtype=p.b.dtype) if make is nnx.SimpleCell else {}
+    options |= dict[str, Any](param_dtype=p.b.dtype, activation_fn=ACTIVATIONS[p.activation])
+    cell = nnx.eval_shape(lambda: make(*sizes(p), **options, rngs=nnx.Rngs(0)))  # draws nothing
+    nnx.update(cell, unflatten_dict(common.to_arrays(layer, stored), sep="."))
     return cell

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,13 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import (
-    CellParams,
-    LSTMParams,
-    LSTMState,
-    sizes,
-)  # fmt: skip
+from jaxgru.cells import CellParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import for_every_struct, options_of
-from jaxgru.errors import shown, type_name
-from jaxgru.layers.api import unroll
+from jaxgru.errors import shown
 from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries.common import Stored
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
@@ -89,74 +84,34 @@ def check_names(params: Any, wanted: Sequence[tuple[str, ...]]) -> None:
     check_shapes("a Layer's parameters", *paths)
 
 
-class Parts(NamedTuple):
-    """How a cell of Flax's stores its weights: a layer's class, and the parts of the cell.
-
-    order: of the gates, which are side by side in a part, or have one each.
-    inputs, states: the parts that multiply x, and h. biased: those with a bias that is in b.
-    inner: the part whose bias is a GRU's cn.
-    """
-
-    cls: type
-    order: str
-    inputs: Sequence[str]
-    states: Sequence[str]
-    biased: Sequence[str]
-    inner: str = ""
-
-
-def from_parts(where: str, parts: Parts, arrays: Mapping[str, Any], cell: Any = None) -> CellParams:
-    """Return the layer with a cell's arrays, by names such as "hn.kernel".
-
-    cell: which tells the activation; None: it is tanh.
-    """
-    cls, order, inputs, states, biased, inner = parts
-    arrays = common.as_weights(where, arrays)
-    shapes = {name: array.shape for name, array in arrays.items()}
-    F = max(shapes.get(f"{inputs[0]}.kernel", ())[:1], default=0)
-    width = max(shapes.get(f"{states[0]}.kernel", ())[-1:], default=0)
-    H = width * len(states) // len(order)
-    want: dict[str, tuple[int, ...]] = {f"{part}.kernel": (F, width) for part in inputs}
-    want |= {f"{part}.kernel": (H, width) for part in states}
-    want |= {f"{part}.bias": (width,) for part in (*biased, inner) if part}
-    check_shapes(where, shapes, want)
-    side = lambda parts, what: jnp.concatenate([arrays[f"{n}.{what}"] for n in parts], axis=-1)
-    W, U, b = side(inputs, "kernel"), side(states, "kernel"), side(biased, "bias")
-    others: dict[str, Any] = {"cn": jnp.asarray(arrays[f"{inner}.bias"])} if inner else {}
-    if common.is_one_of(getattr(cell, "activation_fn", None), common.RELU):
-        others["activation"] = "relu"
-    return common.layer_from_weights(cls, order, W, U, b, **others)
-
-
-def to_parts(layer: Any, parts: Parts) -> dict[str, dict[str, Array]]:
-    """Return a layer's weights by a cell's parts, "kernel" and "bias"; c is added to b."""
-    _, order, inputs, states, biased, inner = parts
-    W, U, b = common.sides(layer, order)
-    weights: dict[str, dict[str, Array]] = {part: {} for part in (*inputs, *states)}
-    for names, side, what in ((inputs, W, "kernel"), (states, U, "kernel"), (biased, b, "bias")):
-        for name, array in zip(names, jnp.split(side, len(names), axis=-1), strict=True):
-            weights[name][what] = array
-    if inner:
-        weights[inner]["bias"] = layer.cn
-    return weights
+def stored(
+    cls: type, order: str, W: Sequence[str], U: Sequence[str], b: Sequence[str], cn: str = ""
+) -> Stored:
+    """Return how a cell stores a layer, given the parts of the cell: a kernel and a bias each."""
+    arrays = lambda parts, name: [f"{part}.{name}" for part in parts]
+    kernels = arrays(W, "kernel"), arrays(U, "kernel")
+    return Stored(cls, order, *kernels, arrays(b, "bias"), cn and f"{cn}.bias")
 
 
 HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts after the product"
 
 
-def check_cell(cell: Any, cells: Mapping[type, Parts], hint: str = "") -> None:
+def check_cell(cell: Any, cells: Mapping[type, Stored], hint: str = "") -> None:
     """Raise InteropError if a cell is of none of these classes or computes with other functions."""
-    if type(cell) not in cells:
-        names = ", ".join(cls.__name__ for cls in cells)
-        raise InteropError(
-            f"the cell is {type_name(cell)}; it must be one of Flax's {names}, not a "
-            f"subclass{hint}."
-        )
+    common.check_class("the cell", cell, cells, "Flax", hint)
     options = dict(gate_fn=common.SIGMOID, activation_fn=common.PHI, residual=[False])
     common.check_options(f"this {type(cell).__name__}", cell, **options)
 
 
-def chosen(module: Any, *values: bool | None) -> dict[str, bool]:
+def from_cell(
+    where: str, cell: Any, cells: Mapping[type, Stored], arrays: Mapping[str, Any]
+) -> CellParams:
+    """Return the layer of a cell, given its arrays by names such as "hn.kernel"."""
+    activation = common.activation(cell.activation_fn)
+    return common.from_arrays(where, cells[type(cell)], arrays, activation=activation)
+
+
+def chosen(module: Any, *values: bool | None) -> dict[str, Any]:
     """Return the options of a call: where one is None, the module's own of that name."""
     names = ("time_major", "reverse", "keep_order", "return_carry")
     return {n: getattr(module, n) if v is None else v for n, v in zip(names, values, strict=True)}
@@ -195,43 +150,34 @@ def rnn(
     x = common.with_steps("inputs", inputs)
     axis, steps = 0 if time_major else x.ndim - 2, x.shape[:-1]
     batch, pair = step_shape(x, time_major)[:-1], isinstance(layer, LSTMParams)
-    state = (*batch, sizes(layer)[1])
-    carry = common.as_state("initial_carry", carry, pair, state)
-    products = jnp.result_type(x, *jax.tree.leaves(layer)) if dtype is None else dtype
-    states = jnp.promote_types(products, jnp.result_type(*jax.tree.leaves(carry)))
 
-    def ours(carry: Any) -> Any:
-        carry = jax.tree.map(lambda c: c.astype(states), carry)
+    def ours(name: str, carry: Any) -> Any:
+        carry = common.as_state(name, carry, pair, (*batch, sizes(layer)[1]))
         return LSTMState(*carry[::-1]) if pair else carry
 
+    carry = ours("initial_carry", carry)
+    initial = None if initial is None else ours("the cell's carry", initial)
+    products = jnp.result_type(x, *jax.tree.leaves(layer)) if dtype is None else dtype
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
     reset = None if reset is None else common.of_shape("reset", reset, steps)
-    if initial is not None:
-        initial = ours(common.as_state("the cell's carry", initial, pair, state))
     lengths = None if lengths is None else common.of_shape("seq_lengths", lengths, batch)
     if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     if reverse and lengths is not None:
-        x = _flip(x, axis, lengths, implementation)
+        x = _flip(x, axis, lengths)
         if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
             reset = as_flags("reset", reset, steps) & real_steps(lengths, steps, axis)
             ends = jnp.moveaxis(in_reading_order(jnp.moveaxis(reset, axis, 0)), 0, axis)
-            reset = _flip(ends, axis, lengths, implementation)
-    y, carry, *carries = unroll(
-        common.cast(layer, products, states),
-        x,
-        ours(carry),
-        reset=reset,
-        initial=initial,
-        reverse=reverse and lengths is None,
-        time_major=time_major,
-        return_carries=return_carry and lengths is not None,
-        implementation=implementation,
+            reset = _flip(ends, axis, lengths)
+    options = dict(time_major=time_major, reverse=reverse and lengths is None, initial=initial)
+    options["return_carries"] = return_carry and lengths is not None
+    y, carry, *carries = common.run_cell(
+        layer, x, carry, products, reset=reset, implementation=implementation, **options
     )
-    if return_carry and lengths is not None:
+    if lengths is not None and carries:
         carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
     if reverse and keep_order == (lengths is not None):  # else it is in that order already
-        y = _flip(y, axis, lengths, implementation)
+        y = _flip(y, axis, lengths)
     if not return_carry:
         return y
     return carry[::-1] if pair else carry, y
@@ -247,31 +193,11 @@ def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "*B"]) -> Array
     return jnp.take_along_axis(carries, jnp.expand_dims(last, (axis, -1)), axis).squeeze(axis)
 
 
-def _flip(
-    x: AnyArray, axis: int, lengths: Integer[AnyArray, "*B"] | None, implementation: str
-) -> Array:
+def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "*B"] | None) -> Array:
     """Reverse the real steps; the padding stays at the end, and is reversed, too."""
     if lengths is None:
         return jnp.flip(x, axis)
     T, lengths = x.shape[axis], jnp.expand_dims(lengths.astype(int), axis)
     steps = jnp.expand_dims(jnp.arange(T)[::-1], [i for i in range(lengths.ndim) if i != axis])
     order = (steps + lengths) % T
-    order = order.reshape(*order.shape, *[1] * (x.ndim - order.ndim))
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    reorder = _reorder if floating and implementation != "autodiff" else _take
-    return reorder(axis, jnp.asarray(x), order)
-
-
-def _take(axis: int, x: Array, order: Array) -> Array:
-    return jnp.take_along_axis(x, order, axis)
-
-
-_reorder = jax.custom_vjp(_take, nondiff_argnums=(0,))
-"""`_take` in an order that undoes itself: its gradient is then the same.
-
-JAX's own would add up step by step, for half as long as the layer runs.
-"""
-_reorder.defvjp(
-    lambda axis, x, order: (_take(axis, x, order), order),
-    lambda axis, order, dy: (_reorder(axis, dy, order), None),
-)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - order.ndim)), axis)

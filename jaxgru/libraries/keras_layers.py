@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
-from jaxgru.errors import type_name
 from jaxgru.layers.validate import check_stack
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -32,7 +31,15 @@ except ModuleNotFoundError as error:
 TANH = (keras.activations.tanh, *common.TANH)  # Keras's own rounds float64 to float32
 RELU = (keras.activations.relu, *common.RELU)
 SIGMOID = (keras.activations.sigmoid, *common.SIGMOID)
-KINDS = (keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN)
+GRU, LSTM, SimpleRNN = keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN
+Bidirectional = keras.layers.Bidirectional
+LAYERS: dict[type, tuple[Any, str]] = {
+    GRUParams: (GRU, "zrn"),
+    ResetBeforeGRUParams: (partial(GRU, reset_after=False), "zrn"),
+    LSTMParams: (LSTM, "ifgo"),
+    RNNParams: (SimpleRNN, "h"),
+}
+"""For each class of layers, Keras's, and the order of its gates."""
 
 
 def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
@@ -49,34 +56,21 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     Returns:
       The layer's parameters; for a Sequential, a tuple of these. For a Bidirectional, or a
       Sequential of them, two tuples, forward and backward, for `jaxgru.bidirectional`.
-
-    Raises:
-      InteropError: the layer is of another class, has no weights yet, or has other activations than
-        tanh or ReLU and, for the gates, sigmoid; a Bidirectional merges other than by "concat"
-        or reads backwards first; some layers of a Sequential have one direction and some two, or
-        one goes backwards; or the weights are neither float32 nor, if JAX has 64 bits enabled,
-        float64.
     """
+    classes = (GRU, LSTM, SimpleRNN, Bidirectional, keras.Sequential)
+    common.check_class("the layer", layer, classes, "Keras")
     if type(layer) is keras.Sequential:
         return _from_sequential(layer, weights)
-    if type(layer) is keras.layers.Bidirectional:
-        first, second = layer.forward_layer, layer.backward_layer
+    if type(layer) is Bidirectional:
+        both = layer.forward_layer, layer.backward_layer
         common.check_options("this Bidirectional", layer, merge_mode=["concat"])
-        common.check_options("its forward layer", first, go_backwards=[False])
-        weights = list(layer.get_weights() if weights is None else weights)
-        ahead = len(first.weights)
-        return (from_keras(first, weights[:ahead]),), (from_keras(second, weights[ahead:]),)
-    if type(layer) not in KINDS:
-        raise InteropError(
-            f"{type_name(layer)} cannot be converted; a keras GRU, LSTM, SimpleRNN, Bidirectional "
-            "or Sequential of these can."
-        )
+        common.check_options("its forward layer", both[0], go_backwards=[False])
+        return tuple((p,) for p in _from_parts(layer, both, weights))
     name = type(layer).__name__
     if not layer.built:
         raise InteropError(f"the {name} has no weights yet; build it first.")
     functions = dict(activation=TANH + RELU, recurrent_activation=SIGMOID)
     common.check_options(f"this {name}", layer, **functions)
-    activation = "relu" if common.is_one_of(layer.activation, RELU) else "tanh"
     values: Any = layer.get_weights() if weights is None else weights
     shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
     names = [*shapes, *map(str, range(len(shapes), len(values)))]
@@ -85,32 +79,35 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     check_shapes(f"this {name}", {n: array.shape for n, array in arrays.items()}, shapes)
     for array in arrays.values():
         common.check_dtype("the weights", str(array.dtype))
-    W, U, *biases = arrays.values()
-    b = biases[0] if biases else None
-    if isinstance(layer, keras.layers.LSTM):
-        return common.layer_from_weights(LSTMParams, "ifgo", W, U, b, activation=activation)
-    if isinstance(layer, keras.layers.SimpleRNN):
-        return common.layer_from_weights(RNNParams, "h", W, U, b, activation=activation)
-    cls = GRUParams if layer.reset_after else ResetBeforeGRUParams
-    b, c = b if layer.reset_after and b is not None else (b, None)
-    return common.layer_from_weights(cls, "zrn", W, U, b, c, activation=activation)
+    made = {GRU: ResetBeforeGRUParams, LSTM: LSTMParams, SimpleRNN: RNNParams}
+    after = getattr(layer, "reset_after", False)
+    cls = GRUParams if after else made[type(layer)]
+    W, U, *b = arrays.values()
+    b, c = b[0] if b and after else (*b, None, None)[:2]  # of a GRU, (2, 3·H)
+    activation = common.activation(layer.activation, RELU)
+    return common.layer_from_weights(cls, LAYERS[cls][1], W, U, b, c, activation=activation)
 
 
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
     layers = model.layers
-    two = {type(layer) is keras.layers.Bidirectional for layer in layers}
+    two = {type(layer) is Bidirectional for layer in layers}
     if len(two) != 1 or any(getattr(layer, "go_backwards", False) for layer in layers):
         raise InteropError(
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
-    weights = list(model.get_weights() if weights is None else weights)
-    ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
-    parts = [weights[start:end] for start, end in pairwise([0, *ends])]
-    stack = tuple(map(from_keras, layers, parts))
+    stack = _from_parts(model, layers, weights)
     if two == {False}:
         return stack
     return tuple(tuple(layer for (layer,) in side) for side in zip(*stack, strict=True))
+
+
+def _from_parts(whole: Any, layers: Sequence[Any], weights: Sequence[Any] | None) -> Any:
+    """Return `from_keras` of each layer of which one consists; the last takes the other weights."""
+    weights = list(whole.get_weights() if weights is None else weights)
+    ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
+    parts = [weights[start:end] for start, end in pairwise([0, *ends])]
+    return tuple(map(from_keras, layers, parts))
 
 
 def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.Layer:
@@ -118,8 +115,8 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
 
     Several layers become a Sequential, in which all but the last return sequences.
 
-    It has biases. If a GRU's `reset_gate` is "before", c is added to b; if it is
-    "after", missing second biases become zeros. `from_keras` returns the other values bit for bit.
+    It has biases. If a GRU's `reset_gate` is "before", c is added to b; if it is "after", missing
+    second biases become zeros. `from_keras` returns the other values bit for bit.
 
     Args:
       layers: one layer, or the layers of a stack, or of its forward direction; or, as from
@@ -127,34 +124,29 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
       backward: the layer, or the layers, of the backward direction; None: there is one direction.
       options: for each Keras layer, such as `return_sequences=True`, but none that says what it
         computes.
-
-    Raises:
-      InteropError: Keras has no layer of this kind, or none with these options; the directions
-        differ in number; the weights are not known, as under `jit`; or the layers determine one of
-        the `options`.
-      ValueError: the layers do not fit together.
     """
     common.check_known((layers, backward), "a Keras layer")
-    ahead, back = common.in_directions(layers, backward)
+    sides = common.directions(layers, backward)
+    last, two = len(sides[0]) - 1, len(sides) == 2
     determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
-    determined |= {"go_backwards"} if back or len(ahead) > 1 else set()
+    determined |= {"go_backwards"} if two or last else set()
     if taken := sorted(options.keys() & determined):
         raise InteropError(
             f"to_keras does not take {', '.join(taken)}, which the layers determine."
         )
     made = []
-    for i, p in enumerate(ahead):
-        inner = options if i == len(ahead) - 1 else options | {"return_sequences": True}
-        layer = _made(p, inner)
+    for i, pair in enumerate(zip(*sides, strict=True)):
+        inner = options if i == last else options | {"return_sequences": True}
+        layer, *back = (_made(p, inner) for p in pair)
         if back:
-            both = keras.layers.Bidirectional(layer, dtype=layer.dtype)
-            both.build((None, None, sizes(p)[0]))
-            both.set_weights(layer.get_weights() + _made(back[i], inner).get_weights())
+            both = Bidirectional(layer, dtype=layer.dtype)
+            both.build((None, None, sizes(pair[0])[0]))
+            both.set_weights(layer.get_weights() + back[0].get_weights())
             layer = both
         made.append(layer)
-    features = sizes(list(ahead)[0])[0]
-    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features)
-    if len(made) == 1:
+    features = sizes(sides[0][0])[0]
+    check_stack([*zip(*sides, strict=True)], features)
+    if not last:
         return made[0]
     model = keras.Sequential(made)
     model.build((None, None, features))
@@ -162,22 +154,13 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
 
 
 def _made(p: Any, options: dict[str, Any]) -> keras.layers.Layer:
-    kinds = {
-        GRUParams: (keras.layers.GRU, "zrn"),
-        ResetBeforeGRUParams: (partial(keras.layers.GRU, reset_after=False), "zrn"),
-        LSTMParams: (keras.layers.LSTM, "ifgo"),
-        RNNParams: (keras.layers.SimpleRNN, "h"),
-    }
     has = "Keras has a GRU, an LSTM and a SimpleRNN"
-    make, order = common.counterpart(p, kinds, has, "activation")
+    make, order = common.counterpart(p, LAYERS, has, "activation")
     (E, H), dtype = sizes(p), str(p.b.dtype)
     common.check_dtype("the layer's weights", dtype)
-    if isinstance(p, GRUParams):
-        W, U, *biases = common.stacked(p, order)
-        W, U, b = W.T, U.T, np.stack(biases)
-    else:
-        W, U, b = common.sides(p, order)
+    is_after = isinstance(p, GRUParams)
+    W, U, b, c = common.sides(p if is_after else common.without_c(p), order)
     made = make(H, dtype=dtype, activation=p.activation, **options)
     made.build((None, None, E))
-    made.set_weights([np.asarray(w) for w in (W, U, b)])
+    made.set_weights([np.asarray(W), np.asarray(U), np.stack([b, c]) if is_after else b])
     return made

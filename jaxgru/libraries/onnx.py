@@ -19,21 +19,14 @@ Add and Sigmoid, and the operator Scan repeats it. A graph of one step has plain
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxgru.cells import (
-    Cell,
-    CellParams,
-    CoupledLSTMParams,
-    GRUParams,
-    MLPParams,
-    hidden,
-    sizes,
-)  # fmt: skip
+from jaxgru.cells import Cell, CellParams, MLPParams, hidden, sizes
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
@@ -87,38 +80,36 @@ def to_onnx(
       reverse: read from the last step to the first.
 
     Raises:
-      InteropError: there is no layer; those of two directions differ in number, kind or size; the
-        weights are not all of one such dtype, or not known, as under `jit`; a cell of your own
-        computes what jaxgru cannot write as ONNX; or the options contradict each other.
-      ValueError: one's output has another size than the next one's input, or `initial` does not
-        fit the layers.
+      InteropError: there is no layer; the two directions differ; the weights are not all of one
+        such dtype, or not known, as under `jit`; a cell of your own computes what jaxgru cannot
+        write as ONNX; or the options contradict each other.
+      ValueError: the layers, or `initial`, do not fit together.
     """
     common.check_known((layers, backward, initial), "an ONNX graph")
-    ahead, back = common.in_directions(layers, backward)
-    residual = [isinstance(side[0], ResidualStack) for side in (ahead, back) if side]
-    if all(residual):
-        stacks: list[Any] = [side[0] for side in (ahead, back) if side]
-        ahead, back = common.in_directions(*(stack.layers for stack in stacks))
-    elif any(residual):
+    sides = common.directions(layers, backward)
+    residual = all(isinstance(side[0], ResidualStack) for side in sides)
+    if residual:
+        sides = common.directions(*(side[0].layers for side in sides))
+    elif any(isinstance(side[0], ResidualStack) for side in sides):
         raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
+    two = len(sides) == 2
     check_one_of("form", form, ("sequence", "step"))
-    if form == "step" and (back or lengths or reverse):
+    if form == "step" and (two or lengths or reverse):
         raise InteropError("a step reads neither backward nor lengths; form must be sequence.")
-    if back and reverse:
+    if two and reverse:
         raise InteropError("the layers read in both directions already, so reverse must be False.")
-    if reset and (back or reverse):
+    if reset and (two or reverse):
         raise InteropError("layers that read backward take no resets, so reset must be False.")
     if initial is not None and not reset:
         raise InteropError("initial is what a reset sets, so reset must be True.")
-    check_layers(ahead, back)
-    graph, axes = Graph((ahead, back)), (B,) if form == "step" else (B, T)
-    (features, _), (_, H) = sizes(ahead[0]), sizes(ahead[-1])
-    check_stack([*zip(ahead, back, strict=True)] if back else ahead, features, all(residual))
+    check_layers(*sides)
+    graph, axes = Graph(sides), (B,) if form == "step" else (B, T)
+    (features, _), (_, H) = sizes(sides[0][0]), sizes(sides[0][-1])
+    check_stack([*zip(*sides, strict=True)], features, residual)
     if initial is not None:
-        initial = as_initial(
-            initial, carry_like(ahead, 1), isinstance(layers, Cell), None, (1,), (1,)
-        )
-    graph.output("y", *axes, H * (2 if back else 1))
+        like, is_single = carry_like(sides[0], 1), isinstance(layers, Cell)
+        initial = as_initial(initial, like, is_single, None, (1,), (1,))
+    graph.output("y", *axes, H * len(sides))
     x = graph.input("x", *axes, features)
     mode = Mode(
         form,
@@ -126,13 +117,13 @@ def to_onnx(
         graph.input("reset", *axes, dtype=bool) if reset else "",
         initial,
         reverse,
-        all(residual),
+        residual,
     )
     if form == "step":
-        graph.node("Identity", add_layers(graph, ahead, x, None, mode), outputs=["y"])
+        graph.node("Identity", add_layers(graph, sides, x, mode), outputs=["y"])
         return graph.model()
     mode = mode._replace(reset=graph.transpose("reset", 1, 0) if reset else "")
-    y = add_layers(graph, ahead, graph.transpose(x, 1, 0, 2), back, mode)
+    y = add_layers(graph, sides, graph.transpose(x, 1, 0, 2), mode)
     graph.transpose(y, 1, 0, 2, output="y")
     return graph.model()
 
@@ -152,48 +143,44 @@ _FORWARD = Mode()
 
 
 def add_layers(
-    graph: Graph,
-    ahead: Sequence[CellParams],
-    x: str,
-    back: Sequence[CellParams] | None = None,
-    mode: Mode = _FORWARD,
+    graph: Graph, sides: Sequence[Sequence[CellParams]], x: str, mode: Mode = _FORWARD
 ) -> str:
     """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H).
 
     T is absent in a step.
     """
-    D = 2 if back else 1
-    for d, stack in enumerate((ahead, back)[:D]):
-        for i, p in enumerate(stack or ()):
+    for d, stack in enumerate(sides):
+        for i, p in enumerate(stack):
             for name, part in _carry_parts(p).items():
-                graph.input(f"carry.{_path(i, d, D)}.{name}", *part.shape, dtype=part.dtype)
-                graph.output(f"carry_out.{_path(i, d, D)}.{name}", *part.shape, dtype=part.dtype)
-    for i, pair in enumerate(zip(ahead, back, strict=True) if back else zip(ahead)):
-        pair = jax.tree.map(np.asarray, pair)
-        marked = mode.lengths or mode.reset or mode.reverse or back
+                path = f"{_path(i, d, len(sides))}.{name}"
+                graph.input(f"carry.{path}", *part.shape, dtype=part.dtype)
+                graph.output(f"carry_out.{path}", *part.shape, dtype=part.dtype)
+    for i, level in enumerate(zip(*sides, strict=True)):
+        level = jax.tree.map(np.asarray, level)
+        marked = mode.lengths or mode.reset or mode.reverse or len(sides) == 2
         if mode.form == "step":
             add = _add_step
-        elif has_operator(pair[0]) and not mode.reset:
+        elif has_operator(level[0]) and not mode.reset:
             add = _add_recurrent
-        elif isinstance(pair[0], MLPParams) and not marked:
+        elif isinstance(level[0], MLPParams) and not marked:
             add = _add_mlp
         else:
             add = _add_scan
-        y = add(graph, i, pair, x, mode)
+        y = add(graph, i, level, x, mode)
         x = graph.node("Add", y, x) if mode.residual and i else y
     return x
 
 
-def check_layers(ahead: Sequence[Any], back: Sequence[Any] | None = None) -> None:
+def check_layers(*sides: Sequence[Any]) -> None:
     """Raise InteropError if one is not a layer, or two directions of one differ."""
-    for p in (*ahead, *(back or ())):
+    for p in itertools.chain(*sides):
         if not isinstance(p, Cell):
             raise InteropError(
                 f"{type_name(p)} cannot be converted; a layer is what init_gru returns."
             )
-    for i, (p, q) in enumerate(zip(ahead, back or (), strict=False)):
-        of_both = lambda p: (type(p), sizes(p), options_of(p) | {"activation": ""})
-        if of_both(p) != of_both(q):
+    for i, level in enumerate(zip(*sides, strict=True)):
+        kinds = [(type(p), sizes(p), options_of(p) | {"activation": ""}) for p in level]
+        if kinds[0] != kinds[-1]:
             raise InteropError(
                 f"the two directions of layer {i} must be of one kind and size, with the same "
                 "options except the activation."
@@ -222,57 +209,45 @@ def _path(i: int, d: int, directions: int) -> str:
 
 
 def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: Mode) -> str:
-    layer, p, cell = f"layers.{i}", layers[0], OPERATORS[type(layers[0])]
-    each = [common.stacked(p, ORDER[cell]) for p in layers]
-    W, R, b, c = (np.stack(side) for side in zip(*each, strict=True))
-    packed = {"W": W, "R": R, "B": np.concatenate([b, c], axis=1)}
-    weights = [graph.constant(f"{layer}.{name}", value) for name, value in packed.items()]
-    # ONNX's arrays have one more axis, for the directions of a layer
-    axis_0 = graph.constant("axis_0", [0])
+    """Add ONNX's operator, whose arrays have one more axis, for the directions."""
+    layer, p, (op, fixed) = f"layers.{i}", layers[0], OPERATORS[type(layers[0])]
     paths = [_path(i, d, len(layers)) for d in range(len(layers))]
+    stored = lambda name, arrays: graph.constant(f"{layer}.{name}", np.stack([*arrays]))
+    of_sides = [[np.asarray(side) for side in common.sides(p, ORDER[op])] for p in layers]
+    W, R, b, c = zip(*of_sides, strict=True)
+    weights = [stored("W", (side.T for side in W)), stored("R", (side.T for side in R))]
+    weights.append(stored("B", map(np.concatenate, zip(b, c, strict=True))))
+    peepholes = []
+    if getattr(p, "p", None) is not None:
+        each = [common.reordered(side.p, side.peepholes, PEEPHOLES) for side in layers]
+        peepholes = [stored("P", each)]
+    axis_0, axis_1 = (graph.constant(f"axis_{axis}", [axis]) for axis in (0, 1))
     states = []
     for part in _carry_parts(p):
         parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
         states.append(parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=0))
-    options: dict[str, Any] = {"hidden_size": sizes(p)[1]}
-    P = []
-    if getattr(p, "p", None) is not None:
-        each = [common.reordered(side.p, side.peepholes, PEEPHOLES) for side in layers]
-        P = [graph.constant(f"{layer}.P", np.stack(each))]
-    options |= {"input_forget": 1} if isinstance(p, CoupledLSTMParams) else {}
+    options: dict[str, Any] = {"hidden_size": sizes(p)[1], **fixed}
     options |= {} if p.clip is None else {"clip": float(p.clip)}
-    if cell == "gru":
-        options["linear_before_reset"] = int(isinstance(p, GRUParams))
     if any(p.activation != "tanh" for p in layers):
-        names = [name for p in layers for name in functions(cell, p.activation)]
+        names = [name for p in layers for name in functions(op, p.activation)]
         options["activations"] = [name.capitalize() for name in names]
     if len(layers) == 2 or mode.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
     lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
-    y = graph.node(
-        cell.upper(),
-        x,
-        *weights,
-        mode.lengths,
-        *states,
-        *P,
-        outputs=[f"{layer}.y", *lasts],
-        **options,
-    )
+    inputs, outputs = [x, *weights, mode.lengths, *states, *peepholes], [f"{layer}.y", *lasts]
+    y = graph.node(op, *inputs, outputs=outputs, **options)
     for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
         if mode.lengths:  # of a row without steps, ONNX Runtime returns zeros
             some = graph.node("Greater", mode.lengths, graph.constant("zero", np.int32(0)))
-            some = graph.node("Unsqueeze", some, graph.constant("axis_1", [1]))
-            last = graph.node("Where", some, last, state)
+            last = graph.node("Where", graph.node("Unsqueeze", some, axis_1), last, state)
         for d, path in enumerate(paths):
             index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
             graph.node("Gather", last, index, axis=0, outputs=[out])
     if len(layers) == 1:
-        return graph.node("Squeeze", y, graph.constant("axis_1", [1]))
+        return graph.node("Squeeze", y, axis_1)
     # (T, 2, B, H) → (T, B, 2·H)
-    return graph.node(
-        "Reshape", graph.transpose(y, 0, 2, 1, 3), graph.constant("side_by_side", [0, 0, -1])
-    )
+    joined = graph.constant("side_by_side", [0, 0, -1])
+    return graph.node("Reshape", graph.transpose(y, 0, 2, 1, 3), joined)
 
 
 def _add_mlp(graph: Graph, i: int, layers: tuple[MLPParams], x: str, *_: Any) -> str:
@@ -298,9 +273,8 @@ def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, mode: Mod
     reset: Any = graph.value(mode.reset, B, dtype=bool) if mode.reset else None
     marks = Marks(reset, _initial(mode, i))
     step = lambda p, carry, x, marks: _step(p, carry, p.inputs(x), marks)
-    h, after = graph.add(
-        type(p).__name__, step, weights, carry, graph.value(x, B, sizes(p)[0]), marks
-    )
+    x_B = graph.value(x, B, sizes(p)[0])
+    h, after = graph.add(type(p).__name__, step, weights, carry, x_B, marks)
     for part, value in zip(_carry_parts(p), jax.tree.leaves(after), strict=True):
         graph.node("Identity", value.name, outputs=[f"carry_out.{i}.{part}"])
     return h.name
@@ -311,27 +285,24 @@ def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, mode
 
     The weights are in the graph as they are, so that a file of them can be read back.
     """
+    real = _real(graph, x, mode.lengths) if mode.lengths else ""
+    # a reset in the padding does not count
+    reset = graph.node("And", mode.reset, real) if mode.reset and real else mode.reset
+    flags = {"reset": reset, "real": real}
+    flags = {n: graph.value(flag, T, B, dtype=bool) for n, flag in flags.items() if flag}
+    stored = lambda name, leaf: graph.value(graph.constant(name, leaf), *leaf.shape)
     sides = []
     for d, p in enumerate(layers):
         path, what, parts = _path(i, d, len(layers)), type(p).__name__, _carry_parts(p)
-        stored = lambda name, leaf: graph.value(graph.constant(name, leaf), *leaf.shape)
-        weights = _named(f"layers.{path}", p, stored)
-        x_TB = graph.value(x, T, B, sizes(p)[0])
-        scanned = {"a": graph.add(what, lambda p, x: p.inputs(x), weights, x_TB)}
-        reset, real = mode.reset, _real(graph, x, mode.lengths) if mode.lengths else ""
-        if reset and real:  # a reset in the padding does not count
-            reset = graph.node("And", reset, real)
-        flags = {"reset": reset, "real": real}
-        scanned |= {n: graph.value(flag, T, B, dtype=bool) for n, flag in flags.items() if flag}
+        weights, x_TB = _named(f"layers.{path}", p, stored), graph.value(x, T, B, sizes(p)[0])
+        scanned = {"a": graph.add(what, lambda p, x: p.inputs(x), weights, x_TB)} | flags
         body = graph.body(f"scan.{path}")
         carry = _carry(p, body.prefix)
-        for value in jax.tree.leaves(carry):
-            body.input(value.name, *value.shape, dtype=value.dtype)
         now: Any = {
             name: body.value(f"{body.prefix}{name}", *value.shape[1:], dtype=value.dtype)
             for name, value in scanned.items()
         }
-        for value in now.values():
+        for value in [*jax.tree.leaves(carry), *now.values()]:
             body.input(value.name, *value.shape, dtype=value.dtype)
         marks = Marks(now.get("reset"), _initial(mode, i), now.get("real"))
         h, after = body.add(what, _step, weights, carry, now["a"], marks)

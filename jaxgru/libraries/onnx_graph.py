@@ -82,12 +82,9 @@ class Graph:
 
     def constant(self, name: str, value: Any) -> str:
         """Add a constant; its name ends in a number if another constant has this name."""
-        value, free = np.asarray(value), name
-        for i in itertools.count(1):
-            if _same(self.constants.setdefault(free, value), value):
-                break
-            free = f"{name}.{i}"
-        return free
+        value = np.asarray(value)
+        names = itertools.chain([name], (f"{name}.{i}" for i in itertools.count(1)))
+        return next(n for n in names if _same(self.constants.setdefault(n, value), value))
 
     def node(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
         """Add a node. Without `outputs` it has one, of a new name; the first is returned."""

@@ -35,13 +35,18 @@ with needs("onnx"):
     from onnx import TensorProto, helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-ORDER = {"gru": "zrn", "lstm": "iofg", "rnn": "h"}
+ORDER = {"GRU": "zrn", "LSTM": "iofg", "RNN": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
 PEEPHOLES = "iof"
-OPERATORS = {
-    GRUParams: "gru", ResetBeforeGRUParams: "gru", RNNParams: "rnn",
-    LSTMParams: "lstm", PeepholeLSTMParams: "lstm", CoupledLSTMParams: "lstm",
-}  # fmt: skip
+OPERATORS: dict[type, tuple[str, dict[str, int]]] = {
+    GRUParams: ("GRU", {"linear_before_reset": 1}),
+    ResetBeforeGRUParams: ("GRU", {"linear_before_reset": 0}),
+    RNNParams: ("RNN", {}),
+    CoupledLSTMParams: ("LSTM", {"input_forget": 1}),
+    LSTMParams: ("LSTM", {}),
+    PeepholeLSTMParams: ("LSTM", {}),
+}
+"""For each class of layers, ONNX's operator, and the attributes that tell it from others."""
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _MOVES = (
@@ -50,10 +55,10 @@ _MOVES = (
 """What may stand between two layers of a stack."""
 
 
-def functions(cell: str, activation: str) -> list[str]:
+def functions(op: str, activation: str) -> list[str]:
     """Return the functions of an operator, for one direction."""
-    of_cell = {"gru": ["sigmoid", activation], "lstm": ["sigmoid", activation, activation]}
-    return of_cell.get(cell, [activation])
+    gates = {"GRU": ["sigmoid", activation], "LSTM": ["sigmoid", activation, activation]}
+    return gates.get(op, [activation])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +98,9 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: there is no recurrent node; a node has activations other than sigmoid, and
-        tanh or ReLU; its weights are not constants, have wrong shapes, or are neither float32 nor,
-        where JAX has 64 bits enabled, float64.
+      InteropError: there is no recurrent node, or one with other functions than sigmoid, tanh and
+        ReLU; or its weights are not constants, have wrong shapes, or are neither float32 nor, if
+        JAX has 64 bits enabled, float64.
       OSError: the file cannot be read.
     """
     where, folder = "the ONNX model cannot be used", None
@@ -106,7 +111,7 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
     nodes = [
         _read(graph, node)
         for node in model.graph.node
-        if node.op_type.lower() in ORDER and node.domain in ("", "ai.onnx")
+        if node.op_type in ORDER and node.domain in ("", "ai.onnx")
     ]
     if not nodes:
         raise InteropError(
@@ -156,7 +161,7 @@ class _Nodes:
         node = self.makers.get(name)
         if node is None:
             return ()
-        if node.op_type.lower() in ORDER:
+        if node.op_type in ORDER:
             return (_name(node),) if name == node.output[0] else ()
         moved = node.input if node.op_type == "Concat" else node.input[:1]
         moved = moved if node.op_type in _MOVES else ()
@@ -168,56 +173,46 @@ def _name(node: onnx.NodeProto) -> str:
 
 
 def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
-    cell, at = node.op_type.lower(), f"{graph.where}: the {node.op_type} {shown(_name(node))}"
+    op, at = node.op_type, f"{graph.where}: the {node.op_type} {shown(_name(node))}"
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
     direction = attributes.get("direction", b"forward").decode()
     D = 2 if direction == "bidirectional" else 1
     phi = list(itertools.product(ACTIVATIONS, repeat=D))
-    activations = [[name for each in of for name in functions(cell, each)] for of in phi]
+    activations = [[name for each in of for name in functions(op, each)] for of in phi]
     names = [name.decode().lower() for name in attributes.get("activations", [])]
-    attributes["activations"] = names = names or activations[0]
-    options = SimpleNamespace(**attributes)
+    options = SimpleNamespace(activations=names or activations[0])
     common.check_options(at, options, activations=activations)
-    phi, clip = phi[activations.index(names)], attributes.get("clip")
+    phi, clip = phi[activations.index(options.activations)], attributes.get("clip")
     if not (clip is None or clip > 0):
         raise InteropError(f"{at} has clip={clip}; it must be above 0.")
-    values = {
-        what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
-    }
+    values = {n: graph.value(f"{at}: its {n}", inputs[n]) for n in "WRBP" if n in inputs}
     if not np.any(values.get("P", 0)):
         values.pop("P", None)
     for value in values.values():
         common.check_dtype(f"{at}: its weights", str(value.dtype))
     E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")
-    rows = len(ORDER[cell]) * H
+    rows = len(ORDER[op]) * H
     want = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows), "P": (D, 3 * H)}
     have = {what: value.shape for what, value in values.items()}
     check_shapes(at, have, {what: want[what] for what in have})
-    W, R, B = values["W"], values["R"], values.get("B", np.zeros(want["B"], values["W"].dtype))
-    cls: Any
-    if cell == "gru":
-        cls = GRUParams if attributes.get("linear_before_reset") else ResetBeforeGRUParams
-    elif cell == "rnn":
-        cls = RNNParams
-    elif attributes.get("input_forget"):
-        cls = CoupledLSTMParams
-    else:
-        cls = PeepholeLSTMParams if "P" in values else LSTMParams
-    made: list[CellParams] = []
-    for *side, P, each in zip(W, R, B, values.get("P", [None] * D), phi, strict=True):
-        others = dict(activation=each, clip=clip)
-        others |= {} if P is None else dict(p=common.reordered(P, PEEPHOLES, cls.peepholes))
-        made.append(layer_from_operator(cls, *side, **others))
-    backward = made[1] if D == 2 else None
-    return RecurrentNode(
-        _name(node), direction, made[0], backward, graph.below(inputs.get("X", ""))
-    )
+    fits = lambda fixed: all(attributes.get(name, 0) == value for name, value in fixed.items())
+    rows_of_op = {cls: fixed for cls, (name, fixed) in OPERATORS.items() if name == op}
+    cls: Any = next(cls for cls, fixed in rows_of_op.items() if fits(fixed))
+    cls = PeepholeLSTMParams if cls is LSTMParams and "P" in values else cls
+    B = values.get("B", np.zeros(want["B"], values["W"].dtype))
+    layers: list[CellParams] = []
+    P = values.get("P", [None] * D)
+    for *side, p, each in zip(values["W"], values["R"], B, P, phi, strict=True):
+        others = {} if p is None else dict(p=common.reordered(p, PEEPHOLES, cls.peepholes))
+        layers.append(layer_from_operator(cls, *side, activation=each, clip=clip, **others))
+    below = graph.below(inputs.get("X", ""))
+    return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None, below)
 
 
 def layer_from_operator(
     cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray, **others: Any
 ) -> CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
-    b, c = np.split(B, 2)
-    return common.layer_from_weights(cls, ORDER[OPERATORS[cls]], W.T, R.T, b, c, **others)
+    (op, _), (b, c) = OPERATORS[cls], np.split(B, 2)
+    return common.layer_from_weights(cls, ORDER[op], W.T, R.T, b, c, **others)

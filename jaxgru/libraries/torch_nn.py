@@ -18,21 +18,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import (
-    CellParams,
-    GRUParams,
-    LSTMParams,
-    ProjectedLSTMParams,
-    RNNParams,
-    sizes,
-)  # fmt: skip
+from jaxgru.cells import GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams, sizes
 from jaxgru.errors import shown, type_name
 from jaxgru.layers.stack import Layers
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
 
-GATES = {"gru": 3, "lstm": 4, "rnn": 1}
+KINDS: dict[str, type] = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}
 ORDERS = {GRUParams: "rzn", LSTMParams: "ifgo", ProjectedLSTMParams: "ifgo", RNNParams: "h"}
+NAMES = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
 
 
 def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any:
@@ -60,9 +54,8 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
 
     Raises:
       InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
-        something may change what it computes (hooks, parametrized weights, parameters of its own);
-        it is neither float32 nor, if JAX has 64 bits enabled, float64; it, or a `state_dict`, is
-        not that of such a module, or not of this `cell`; or there is none at this prefix.
+        may compute otherwise (hooks, parametrized weights); it is neither float32 nor, if JAX has
+        64 bits enabled, float64; or a `state_dict` is not that of such a module, or of this `cell`.
     """
     if isinstance(module, Mapping):
         where = f"the state_dict at {shown(prefix)}" if prefix else "the state_dict"
@@ -99,37 +92,29 @@ def to_torch(
     Raises:
       InteropError: PyTorch is not installed; it has no layer of this kind, or none with the layer's
         options; or the weights are not known, as under `jit`.
-      RuntimeError: a layer is of another kind or size than PyTorch's module, whose first is like
-        ours.
+      RuntimeError: the layers are not all of one kind and size.
       ValueError: a projection is not smaller than c.
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")
-    layers, backward = common.in_directions(layers, backward)
-    D = 1 if backward is None else 2
-    if backward is not None:
-        layers = [layer for pair in zip(layers, backward, strict=True) for layer in pair]
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    state = {
-        f"{name}_l{i // D}{'_reverse' * (i % D)}": torch.from_numpy(tensor)
-        for i, layer in enumerate(layers)
-        for name, tensor in zip(names, _tensors(layer), strict=False)
-    }
-    first = layers[0]
+    sides = common.directions(layers, backward)
+    state: dict[str, Any] = {}
+    for i, level in enumerate(zip(*sides, strict=True)):
+        for p, end in zip(level, ("", "_reverse"), strict=False):
+            state |= {f"{NAMES[n]}_l{i}{end}": torch.from_numpy(w) for n, w in _arrays(p).items()}
+    first = sides[0][0]
     E, H = sizes(first)
-    options: dict[str, Any] = dict(
-        num_layers=len(layers) // D, bidirectional=D == 2, batch_first=batch_first
-    )
+    options: dict[str, Any] = dict(num_layers=len(sides[0]), bidirectional=len(sides) == 2)
     if isinstance(first, ProjectedLSTMParams):
         H, options["proj_size"] = len(first.P), H
     if isinstance(first, RNNParams):
         options["nonlinearity"] = first.activation
-        if len({p.activation for p in layers if isinstance(p, RNNParams)}) > 1:
+        if len({p.activation for side in sides for p in side if isinstance(p, RNNParams)}) > 1:
             raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
     modules: dict[type, Any] = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}
     make = modules.get(type(first), torch.nn.LSTM)
     with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
-        module = make(E, H, **options)
+        module = make(E, H, batch_first=batch_first, **options)
     module.load_state_dict(state, assign=True)
     return module
 
@@ -145,8 +130,8 @@ def _check_module(torch: ModuleType, module: Any) -> str:
     ):
         raise InteropError(
             f"{type_name(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or "
-            "a cell of these, without hooks, parametrized weights or methods of its own (remove "
-            "them first by remove_weight_norm, remove_spectral_norm, prune.remove or "
+            "a cell of these, without hooks, parametrized weights or methods of its own (remove them "
+            "first by remove_weight_norm, remove_spectral_norm, prune.remove or "
             "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
     computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))  # cells lack modes
@@ -181,7 +166,8 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
     H = U[1] if len(U) == 2 else 0
     units = P[1] if len(P) == 2 else H
-    kind = next((name for name, G in GATES.items() if len(W) == 2 and W[0] == G * units > 0), None)
+    fits = lambda cls: len(W) == 2 and W[0] == len(ORDERS[cls]) * units > 0
+    kind = next((name for name, cls in KINDS.items() if fits(cls)), None)
     if kind is None or cell not in (None, kind, *["rnn_relu"] * (kind == "rnn")):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
@@ -197,23 +183,20 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     D = 2 if "weight_ih_l0_reverse" in shapes else 1
     depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
     suffixes = [f"_l{i}{d}" for i in range(depth) for d in ("", "_reverse")[:D]] if first else [""]
-    names = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
-    biased, projected = f"bias_ih{first}" in shapes, bool(P) and kind == "lstm"
-    names = {n: names[n] for n in ("WU" + "bc" * biased + "P" * projected)}
+    cls = ProjectedLSTMParams if P and kind == "lstm" else KINDS[kind]
+    fields = "WU" + "bc" * (f"bias_ih{first}" in shapes) + "P" * (cls is ProjectedLSTMParams)
     want: dict[str, tuple[int, ...]] = {}
     for i, suffix in enumerate(suffixes):
         takes = E if i < D else H * D
         of = {"W": (rows, takes), "U": (rows, H), "b": (rows,), "c": (rows,), "P": (H, units)}
-        want |= {name + suffix: of[ours] for ours, name in names.items()}
+        want |= {NAMES[field] + suffix: of[field] for field in fields}
     check_shapes(where, shapes, want)
-    cls: type = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}[kind]
-    cls = ProjectedLSTMParams if projected else cls
+    others: dict[str, Any] = {"activation": "relu"} if cell == "rnn_relu" else {}
     layers = []
     for suffix in suffixes:
-        arrays: dict[str, Any] = {n: _array(state[name + suffix]).T for n, name in names.items()}
-        arrays |= {"P": jnp.asarray(arrays["P"])} if projected else {}
-        arrays |= {"activation": "relu"} if cell == "rnn_relu" else {}
-        layers.append(common.layer_from_weights(cls, ORDERS[cls], **arrays))
+        arrays: dict[str, Any] = {n: _array(state[NAMES[n] + suffix]).T for n in fields}
+        arrays |= {"P": jnp.asarray(arrays["P"])} if "P" in fields else {}
+        layers.append(common.layer_from_weights(cls, ORDERS[cls], **arrays, **others))
     if not first:
         return layers[0]
     return (tuple(layers[::2]), tuple(layers[1::2])) if D == 2 else tuple(layers)
@@ -227,11 +210,11 @@ def _array(weight: Any) -> np.ndarray:
     return np.array(as_array("a weight", weight))  # JAX may share the memory, PyTorch write to it
 
 
-def _tensors(p: CellParams) -> tuple[np.ndarray, ...]:
-    """Return one layer's weight_ih, weight_hh, bias_ih, bias_hh and, if there is one, weight_hr."""
+def _arrays(p: Any) -> dict[str, np.ndarray]:
+    """Return one layer's arrays by the names of our fields, (out, in) as PyTorch's."""
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
     options = ("activation",) if isinstance(p, RNNParams) else ()
-    weights = common.stacked(p, common.counterpart(p, ORDERS, has, *options))
-    if isinstance(p, ProjectedLSTMParams):
-        return *weights, np.array(np.asarray(p.P).T, order="C")
-    return weights
+    sides = common.sides(p, common.counterpart(p, ORDERS, has, *options))
+    arrays = dict(zip("WUbc", sides, strict=True))
+    arrays |= {"P": p.P} if isinstance(p, ProjectedLSTMParams) else {}
+    return {name: np.array(np.asarray(w).T, order="C") for name, w in arrays.items()}

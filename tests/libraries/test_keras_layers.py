@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import alike_under_strict_promotion, layer, normal, precision, same_numbers
+from against import (
+    alike_under_strict_promotion,
+    keras_drawn,
+    layer,
+    normal,
+    precision,
+    refused,
+    same_numbers,
+)
 from random_models import same_bits
 
 import jaxgru
@@ -23,63 +31,49 @@ if keras.backend.backend() != "jax":
 from jaxgru.libraries.keras_layers import from_keras, to_keras  # noqa: E402
 
 KINDS = {
-    "GRU, reset after": lambda H, **options: keras.layers.GRU(H, **options),
-    "GRU, reset before": lambda H, **options: keras.layers.GRU(H, reset_after=False, **options),
+    "GRU, reset after": keras.layers.GRU,
+    "GRU, reset before": partial(keras.layers.GRU, reset_after=False),
     # With JAX 0.11 on a GPU, the gradient of cuDNN's LSTM fails in float64, so Keras's own loop
-    "LSTM": lambda H, **options: keras.layers.LSTM(H, use_cudnn=False, **options),
-    "SimpleRNN": lambda H, **options: keras.layers.SimpleRNN(H, **options),
-    "GRU, ReLU": lambda H, **options: keras.layers.GRU(H, activation="relu", **options),
-    "LSTM, ReLU": lambda H, **options: keras.layers.LSTM(H, activation="relu", **options),
+    "LSTM": partial(keras.layers.LSTM, use_cudnn=False),
+    "SimpleRNN": keras.layers.SimpleRNN,
+    "GRU, ReLU": partial(keras.layers.GRU, activation="relu"),
+    "LSTM, ReLU": partial(keras.layers.LSTM, activation="relu"),
 }
 EVERY = pytest.mark.parametrize("kind", KINDS)
-ALL = dict(return_sequences=True, return_state=True)
 UNDRAWN = dict(kernel_initializer="zeros", recurrent_initializer="zeros")  # `made` draws weights
 
 
-def made(kind, E=4, H=6, dtype=np.float32, two=False, **options):
+def made(kind, dtype=np.float32, two=False, **options):
     """A layer whose every weight and bias is random."""
     name = np.dtype(dtype).name
-    built = KINDS[kind](H, dtype=name, **ALL, **UNDRAWN, **options)
-    built = keras.layers.Bidirectional(built, dtype=name) if two else built
-    built.build((None, None, E))
-    if dtype == np.float64 and "ReLU" not in kind:
-        for one in (built.forward_layer, built.backward_layer) if two else (built,):
-            one.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
-    built.set_weights(
-        [normal(*w.shape, dtype=dtype, seed=i) for i, w in enumerate(built.get_weights())]
+    built = KINDS[kind](
+        6, dtype=name, return_sequences=True, return_state=True, **UNDRAWN, **options
     )
-    return built
-
-
-def keras_call(built, weights, x, carry):
-    """What the layer returns, with these weights and this carry."""
-    seeds = [variable.value for variable in built.non_trainable_variables]  # of unused dropout
-    return list(built.stateless_call(weights, seeds, x, initial_state=carry)[0])
-
-
-def problem(built, T, B, E, H, dtype, states):
-    x = normal(B, T, E, dtype=dtype, seed=20)
-    carry = [normal(B, H, dtype=dtype, seed=30 + i) for i in range(states)]
-    return [variable.value for variable in built.trainable_variables], x, carry
+    return keras_drawn(keras.layers.Bidirectional(built, dtype=name) if two else built)
 
 
 @EVERY
 def test_two_directions(kind):
     with precision(np.float64):
-        sizes = 5, 3, 4, 6
         built = made(kind, dtype=np.float64, two=True)
-        pair = 2 if "LSTM" in kind else 1
+        if "ReLU" not in kind:
+            for side in (built.forward_layer, built.backward_layer):
+                side.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
+        pair, x = "LSTM" in kind, normal(3, 5, 4, seed=20)
+        carry = [normal(3, 6, seed=30 + i) for i in range(2 + 2 * pair)]
+        seeds = [variable.value for variable in built.non_trainable_variables]  # no dropout's
 
         def ours(weights, x, carry):
-            states = (
-                carry if pair == 1 else (jaxgru.LSTMState(*carry[:2]), jaxgru.LSTMState(*carry[2:]))
-            )
-            carry = tuple((state,) for state in states)
+            states = zip(carry[::2], carry[1::2], strict=True) if pair else carry
+            carry = tuple((jaxgru.LSTMState(*s) if pair else s,) for s in states)
             y, ends = jaxgru.bidirectional(*from_keras(built, weights), x, carry)
             return [y, *jax.tree.leaves(ends)]
 
-        theirs = partial(keras_call, built)
-        same_numbers(ours, theirs, *problem(built, *sizes, np.float64, 2 * pair))
+        def theirs(weights, x, carry):
+            return list(built.stateless_call(weights, seeds, x, initial_state=carry)[0])
+
+        weights = [variable.value for variable in built.trainable_variables]
+        same_numbers(ours, theirs, weights, x, carry)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +116,11 @@ def test_strict_promotion(kind):
 def test_biases_in_one_direction_only(ahead):
     """The first three weights, or the first two, are the forward layer's."""
     options = dict(return_sequences=True, **UNDRAWN)
-    both = keras.layers.Bidirectional(
-        keras.layers.GRU(6, use_bias=ahead, **options),
-        backward_layer=keras.layers.GRU(6, use_bias=not ahead, go_backwards=True, **options),
-    )
-    both.build((None, None, 4))
-    both.set_weights(
-        [normal(*w.shape, dtype=np.float32, seed=i) for i, w in enumerate(both.get_weights())]
-    )
+    back = keras.layers.GRU(6, use_bias=not ahead, go_backwards=True, **options)
+    first = keras.layers.GRU(6, use_bias=ahead, **options)
+    both = keras_drawn(keras.layers.Bidirectional(first, backward_layer=back))
     x = normal(2, 5, 4, dtype=np.float32)
     np.testing.assert_allclose(jaxgru.bidirectional(*from_keras(both), x)[0], both(x), 1e-5, 1e-5)
-
-
-def built(layer):
-    layer.build((None, None, 4))
-    return layer
 
 
 class Mine(keras.layers.GRU):
@@ -157,41 +141,29 @@ W, U, B = (np.ones(shape, np.float32) for shape in ((4, 18), (6, 18), (2, 18)))
 after = partial(made, "GRU, reset after")
 
 
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (lambda: from_keras(built(Mine(3))), "Mine cannot be converted; a keras GRU, L"),
-        (lambda: from_keras(keras.layers.GRU(3)), "the GRU has no weights yet; build it first"),
-        (
-            lambda: from_keras(made("LSTM", activation="gelu")),
-            "LSTM has activation=gelu; it must be tanh or relu",
-        ),
-        (
-            lambda: from_keras(made("LSTM", recurrent_activation="relu")),
-            "_activation=relu; it",
-        ),
-        (lambda: from_keras(made("LSTM", dtype=jnp.bfloat16)), "the weights are bfloat16; they mu"),
-        (lambda: from_keras(after(), [W]), "this GRU: the tensor bias is missing"),
-        (lambda: from_keras(after(), [W, U, B, B]), "this GRU: the tensor 3 does not belong there"),
-        (lambda: from_keras(after(), [W, U, B[0]]), "the tensor bias has shape .18,.; it must be"),
-        (lambda: from_keras(after(), [W, 0.5, B]), "the tensor recurrent_kernel has shape ..; it"),
-        (lambda: from_keras(keras.Sequential([after()]), [W, U, B, B]), "the tensor 3 does not b"),
-        (float64, "JAX_ENABLE_X64"),
-        (lambda: from_keras(both(merge_mode="sum")), "merge_mode='sum'; it must be 'concat'"),
-        (lambda: several(), "the 0 layers of this Sequential must all be forward or"),
-        (lambda: several(keras.layers.GRU(6, go_backwards=True)), "the 1 layers of this Sequent"),
-        (lambda: several(keras.layers.GRU(6, **run), both()), "the 2 layers of this Sequential"),
-        (lambda: to_keras(layer("gru"), layer("gru after")), "shape .* is not compatible"),
-        (lambda: to_keras(RNN, layer("rnn", H=5)), "shape .* is not compatible"),
-        (lambda: to_keras([RNN, RNN]), "layer below it has 6 features per step; layer 1 takes 4"),
-        (lambda: to_keras(jax.tree.map(jnp.bfloat16, LSTM)), "the layer's weights are bfloat16"),
-        (lambda: to_keras(LSTM, units=3, dtype="float32"), "take dtype, units, which the layers"),
-        (lambda: to_keras(LSTM, LSTM, go_backwards=True), "does not take go_backwards, which the"),
-    ],
+test_refusals = refused(
+    (lambda: from_keras(Mine(3)), "a Mine; it must be one of Keras's GRU, LSTM, SimpleRNN, Bidir"),
+    (lambda: from_keras(keras.layers.GRU(3)), "the GRU has no weights yet; build it first"),
+    (lambda: from_keras(made("LSTM", activation="gelu")), "gelu; it must be tanh or relu"),
+    (lambda: from_keras(made("LSTM", recurrent_activation="relu")), "_activation=relu; it"),
+    (lambda: from_keras(made("LSTM", dtype=jnp.bfloat16)), "the weights are bfloat16; they mu"),
+    (lambda: from_keras(after(), [W]), "this GRU: the tensor bias is missing"),
+    (lambda: from_keras(after(), [W, U, B, B]), "this GRU: the tensor 3 does not belong there"),
+    (lambda: from_keras(after(), [W, U, B[0]]), "the tensor bias has shape .18,.; it must be"),
+    (lambda: from_keras(after(), [W, 0.5, B]), "the tensor recurrent_kernel has shape ..; it"),
+    (lambda: from_keras(keras.Sequential([after()]), [W, U, B, B]), "the tensor 3 does not b"),
+    (float64, "JAX_ENABLE_X64"),
+    (lambda: from_keras(both(merge_mode="sum")), "merge_mode='sum'; it must be 'concat'"),
+    (lambda: several(), "the 0 layers of this Sequential must all be forward or"),
+    (lambda: several(keras.layers.GRU(6, go_backwards=True)), "the 1 layers of this Sequent"),
+    (lambda: several(keras.layers.GRU(6, **run), both()), "the 2 layers of this Sequential"),
+    (lambda: to_keras(layer("gru"), layer("gru after")), "shape .* is not compatible"),
+    (lambda: to_keras(RNN, layer("rnn", H=5)), "shape .* is not compatible"),
+    (lambda: to_keras([RNN, RNN]), "layer below it has 6 features per step; layer 1 takes 4"),
+    (lambda: to_keras(jax.tree.map(jnp.bfloat16, LSTM)), "the layer's weights are bfloat16"),
+    (lambda: to_keras(LSTM, units=3, dtype="float32"), "take dtype, units, which the layers"),
+    (lambda: to_keras(LSTM, LSTM, go_backwards=True), "does not take go_backwards, which the"),
 )
-def test_refusals(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
 
 
 def test_a_backend_that_is_not_installed(monkeypatch):

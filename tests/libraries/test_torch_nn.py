@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import alike_under_strict_promotion, layer, torch_gradients
-from annotations import unchecked
+from against import (
+    alike_under_strict_promotion,
+    carry_of,
+    layer,
+    normal,
+    refused,
+    torch_gradients,
+)
 from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,12 +44,15 @@ def float64():
         yield
 
 
-def module(kind, E, H, L, dtype=torch.float64, seed=0, **options):
+def module(kind, E, H, L, dtype=torch.float64, **options):
     """A module whose every weight and bias is random and not zero."""
-    made = KINDS[kind](E, H, num_layers=L, dtype=dtype, **options)
-    generator = torch.Generator().manual_seed(seed)
+    return drawn(KINDS[kind](E, H, num_layers=L, dtype=dtype, **options))
+
+
+def drawn(made):
+    generator = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return made
 
 
@@ -98,19 +107,17 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
 
     With lengths, as of a sequence that is packed and padded again.
     """
-    normal = lambda *shape: rng.standard_normal(shape).astype(dtype)
     same = partial(close, tolerance=tolerance, dtype=dtype)
-    rng = np.random.default_rng(T)
-    x = normal(T, B, E)
-    states = [normal(2 * L, B, H) for _ in range(2 if kind == "lstm" else 1)]
+    x, count = normal(T, B, E, dtype=dtype), 2 if kind == "lstm" else 1
+    states = [normal(2 * L, B, H, dtype=dtype, seed=3 + i) for i in range(count)]
     theirs = module(kind, E, H, L, getattr(torch, np.dtype(dtype).name), bidirectional=True)
 
     x_, *states_ = (torch.tensor(a, requires_grad=True) for a in (x, *states))
-    given = pack_padded_sequence(x_, lengths, enforce_sorted=False) if lengths else x_
-    outputs_, last_ = theirs(given, tuple(states_) if kind == "lstm" else states_[0])
+    packed = pack_padded_sequence(x_, lengths, enforce_sorted=False) if lengths else x_
+    outputs_, last_ = theirs(packed, tuple(states_) if kind == "lstm" else states_[0])
     outputs_ = pad_packed_sequence(outputs_, total_length=T)[0] if lengths else outputs_
     lasts_ = list(last_) if kind == "lstm" else [last_]
-    weights = [normal(*o.shape) for o in (outputs_, *lasts_)]
+    weights = [normal(*o.shape, dtype=dtype, seed=5) for o in (outputs_, *lasts_)]
     pairs = zip(weights, (outputs_, *lasts_), strict=True)
     sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
 
@@ -225,22 +232,14 @@ def test_cells(kind, E, H, bias):
     name = kind.removesuffix("_relu")
     options = {"nonlinearity": "relu"} if name != kind else {}
     make = getattr(torch.nn, f"{name.upper()}Cell")
-    theirs = make(E, H, bias=bias, dtype=torch.float64, **options)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in theirs.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    rng = np.random.default_rng(0)
-    x, *states = (rng.standard_normal((2, size)) for size in (E, *[H] * (1 + (kind == "lstm"))))
-    as_torch = [torch.from_numpy(state) for state in states]
+    theirs = drawn(make(E, H, bias=bias, dtype=torch.float64, **options))
+    x, carry = normal(2, E), carry_of(2, H, np.float64, kind == "lstm")
     with torch.no_grad():
-        after = theirs(torch.from_numpy(x), tuple(as_torch) if kind == "lstm" else as_torch[0])
+        after = theirs(torch.from_numpy(x), jax.tree.map(torch.from_numpy, carry))
     p = from_torch(theirs)
     assert same_bits(from_torch(theirs.state_dict(), cell=kind), p)
-    h, carry = step(p, x, LSTMState(*states) if kind == "lstm" else states[0])
-    for ours, other in zip(
-        jax.tree.leaves(carry), after if kind == "lstm" else [after], strict=True
-    ):
-        close(ours, other)
+    h, carry = step(p, x, LSTMState(*carry) if kind == "lstm" else carry)
+    jax.tree.map(close, jax.tree.leaves(carry), jax.tree.leaves(after))
     close(h, jax.tree.leaves(carry)[0])
 
 
@@ -274,10 +273,6 @@ class Doubled(torch.nn.LSTM):
         return 2 * y, h
 
 
-def layers(**config):
-    return random_params(ModelConfig(embedding_dim=2, hidden_dim=3, **config)).layers
-
-
 def in_float32():
     with jax.enable_x64(False):
         from_torch(module("rnn", 2, 3, 1))
@@ -290,64 +285,43 @@ def both():
 utils, ones = torch.nn.utils, torch.ones
 LARGER = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.GRU(2, 3), torch.nn.LSTM(2, 3)])
 LARGER = LARGER.state_dict()
-GATES = torch.nn.GRU(2, 3).state_dict()
+GATES, RELU = torch.nn.GRU(2, 3).state_dict(), torch.nn.RNN(2, 3, nonlinearity="relu")
 EXTRA = torch.nn.Parameter(ones(3))
 
 
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (
-            lambda: from_torch(torch.nn.RNN(2, 3, nonlinearity="relu"), cell="rnn"),
-            "this RNN is not that of cell='rnn'; its cell is rnn_relu",
-        ),
-        (lambda: from_torch(GATES, cell="rnn_relu"), "is not that of cell='rnn_relu': weight_ih"),
+stale = r"LSTM .* without hooks, parametrized weights .*remove_weight_norm"
+of_two = r"layers is a pair, .* call jaxgru.bidirectional\("
+
+# Behind hooks the weights are stale until the next call: they are not those computed
+test_refusals = pytest.mark.filterwarnings("ignore::FutureWarning")(
+    refused(
+        (lambda: from_torch(RELU, cell="rnn"), "RNN is not that of cell='rnn'; .* is rnn_relu"),
+        (lambda: from_torch(GATES, cell="rnn_relu"), "not that of cell='rnn_relu': weight_ih"),
         (lambda: to_torch([layer("rnn"), layer("rnn, relu", 6)]), "has one for all"),
-        (lambda: to_torch(layer("lstm, clip")), "LSTMParams with clip=0.5 cannot be"),
-        (lambda: to_torch(layer("gru after, relu")), "GRUParams with activation='relu' cannot be"),
         (lambda: from_torch(torch.nn.Linear(2, 3)), "Linear cannot be converted"),
         (lambda: from_torch(LARGER), r"pass the prefix .*: its recurrent modules are 1, 2\.$"),
-        (lambda: from_torch(LARGER, prefix="3"), r"at the prefix '3'; its .* modules are 1, 2\.$"),
-        (lambda: from_torch(LARGER, prefix="0"), r"at '0' is not that of .* modules are none\.$"),
-        (lambda: from_torch(torch.nn.GRU(2, 3), prefix="a"), "the prefix 'a' is for a state_dict"),
+        (lambda: from_torch(LARGER, prefix="3"), r"the prefix '3'; its .* modules are 1, 2\.$"),
+        (lambda: from_torch(LARGER, prefix="0"), r"at '0' is not that .* modules are none\.$"),
+        (lambda: from_torch(torch.nn.GRU(2, 3), prefix="a"), "prefix 'a' is for a state_dict"),
         (lambda: from_torch(torch.nn.GRU(2, 3, dtype=torch.bfloat16)), "are bfloat16"),
         (lambda: from_torch(Doubled(2, 3)), "Doubled .* without hooks, .* methods of its own"),
-        *(
-            (changed(change), r"LSTM .* without hooks, parametrized weights .*remove_weight_norm")
-            for change in (
-                lambda m: utils.weight_norm(m, "weight_hh_l0"),
-                lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5),
-                lambda m: m.register_forward_hook(lambda m, x, y: y),
-                lambda m: utils.parametrizations.weight_norm(m, "weight_hh_l0"),
-            )
-        ),
-        (changed(lambda m: m.register_parameter("bias_n", EXTRA)), "bias_n does not belong there"),
+        (changed(lambda m: utils.weight_norm(m, "weight_hh_l0")), stale),
+        (changed(lambda m: prune.l1_unstructured(m, "weight_hh_l0", 0.5)), stale),
+        (changed(lambda m: m.register_forward_hook(lambda m, x, y: y)), stale),
+        (changed(lambda m: utils.parametrizations.weight_norm(m, "weight_hh_l0")), stale),
+        (changed(lambda m: m.register_parameter("bias_n", EXTRA)), "bias_n does not belong"),
         (in_float32, "JAX_ENABLE_X64"),
-        (
-            state(weight_hh_l0=None),
-            r"weight_ih_l0 has shape \(12, 3\), weight_hh_l0 \(\); of",
-        ),
+        (state(weight_hh_l0=None), r"weight_ih_l0 has shape \(12, 3\), weight_hh_l0 \(\); of"),
         (state(bias_hh_l0=None), "the tensor bias_hh_l0 is missing"),
         (state(weight_hr_l0=ones(4, 4)), "the tensor weight_hr_l0 does not belong"),
-        (
-            state("lstm"),
-            r"not that of cell='lstm': weight_ih_l0 has shape \(12, 3\), weight_h",
-        ),
-        (lambda: from_torch(module("rnn", 3, 4, 1).state_dict()), 'if it is tanh, pass cell="rnn"'),
-        (lambda: from_torch(module("gru", 3, 4, 1), cell="lstm"), "GRU is not that of cell='lstm'"),
-        (lambda: to_torch([*layers(num_layers=1)] * 2), "size mismatch for weight_ih_l1"),
-        (
-            lambda: to_torch([*layers(cell="rnn"), *layers(cell="lstm")]),
-            "size mismatch",
-        ),
+        (state("lstm"), r"not that of cell='lstm': weight_ih_l0 has shape \(12, 3\), weight_h"),
+        (lambda: from_torch(module("rnn", 3, 4, 1).state_dict()), 'if it is tanh, pass cell="rnn'),
+        (lambda: from_torch(module("gru", 3, 4, 1), cell="lstm"), "GRU is not that of cell='ls"),
+        (lambda: to_torch([layer("gru after")] * 2), "size mismatch for weight_ih_l1"),
+        (lambda: to_torch([layer("rnn"), layer("lstm", 6)]), "size mismatch"),
         # What `from_torch` returns of two directions looks like a stack
-        (lambda: unroll(both(), ones((2, 5, 3)).numpy()), r"layers is a pair, .* call jaxgru.bid"),
-        (lambda: step(both(), ones((2, 3)).numpy(), ()), r"layers is a pair, .* call jaxgru.bidir"),
-        (lambda: initial_carry(both(), 2), r"layers is a pair, .* call jaxgru.bidirectional\("),
-    ],
+        (lambda: unroll(both(), ones((2, 5, 3)).numpy()), of_two),
+        (lambda: step(both(), ones((2, 3)).numpy(), ()), of_two),
+        (lambda: initial_carry(both(), 2), of_two),
+    )
 )
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_refusals(call, says):
-    """Behind hooks the weights are stale until the next call: they are not those computed."""
-    with unchecked(), pytest.raises((ValueError, RuntimeError), match=says):
-        call()

@@ -123,7 +123,7 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     tokens = graph.transpose(graph.input("tokens", B, T, dtype=np.int32), 1, 0)
     embedding = graph.constant("embedding", params.embedding)
     x = graph.node("Gather", embedding, tokens)
-    x = graph.transpose(add_layers(graph, params.layers, x), 1, 0, 2)
+    x = graph.transpose(add_layers(graph, [params.layers], x), 1, 0, 2)
     if params.norm is not None:
         norm = [graph.constant(f"norm.{name}", w) for name, w in vars(params.norm).items()]
         x = graph.node("LayerNormalization", x, *norm, axis=-1, epsilon=1e-5)
