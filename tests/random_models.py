@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+from annotations import unchecked
 from hypothesis import strategies as st
 
 import jaxgru
@@ -103,7 +104,7 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
     """Small models of every kind: one layer, hidden 1, vocabulary 2 and E ≠ H among them."""
     cell = draw(st.sampled_from(cells))
     gru = cell == "gru"
-    return ModelConfig(
+    fields = dict(
         cell=cell,
         vocab_size=draw(st.integers(2, 6)),
         embedding_dim=draw(st.integers(1, 5)),
@@ -113,6 +114,8 @@ def model_configs(draw, cells=("gru", "lstm", "rnn")) -> ModelConfig:
         reset_gate=draw(st.sampled_from(["before", "after"])) if gru else "after",
         final_norm=draw(st.booleans()),
     )
+    with unchecked():  # beartype draws at random, too, which Hypothesis warns of
+        return ModelConfig(**fields)
 
 
 def only_model(config: ModelConfig, **changes) -> ModelConfig:

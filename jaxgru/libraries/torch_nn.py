@@ -130,8 +130,8 @@ def _check_module(torch: ModuleType, module: Any) -> str:
     ):
         raise InteropError(
             f"{type_name(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or "
-            "a cell of these, without hooks, parametrized weights or methods of its own (remove them "
-            "first by remove_weight_norm, remove_spectral_norm, prune.remove or "
+            "a cell of these, without hooks, parametrized weights or methods of its own (remove "
+            "them first by remove_weight_norm, remove_spectral_norm, prune.remove or "
             "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
     computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))  # cells lack modes

@@ -142,7 +142,7 @@ after = partial(made, "GRU, reset after")
 
 
 test_refusals = refused(
-    (lambda: from_keras(Mine(3)), "a Mine; it must be one of Keras's GRU, LSTM, SimpleRNN, Bidir"),
+    (lambda: from_keras(Mine(3)), "Mine; it must be one of Keras's GRU, LSTM, SimpleRNN, Bidir"),
     (lambda: from_keras(keras.layers.GRU(3)), "the GRU has no weights yet; build it first"),
     (lambda: from_keras(made("LSTM", activation="gelu")), "gelu; it must be tanh or relu"),
     (lambda: from_keras(made("LSTM", recurrent_activation="relu")), "_activation=relu; it"),
