@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from bench.contestants import CONTESTANTS
-from bench.records import BenchmarkRun, Benchmarks, ContestantTime, save
+from bench.records import Benchmarks, ContestantTime, save
 from jaxgru.errors import counted
 from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import table, write_page
@@ -154,7 +154,7 @@ def by_size(data: Benchmarks, other: str) -> str:
 
 
 def tables(data: Benchmarks) -> dict[str, str]:
-    """Return the page's tables: times, what the columns are, and when and where."""
+    """Return the page's tables: times, and what the columns are."""
     made = {
         name: side_by_side(newest(data, kinds, precision))
         for name, (kinds, precision) in TABLES.items()
@@ -165,15 +165,7 @@ def tables(data: Benchmarks) -> dict[str, str]:
         f"- **{entry.label}**: {entry.text}" for entry in CONTESTANTS.values() if entry.label
     )
     made["contestants"] = "\n".join(took_part)
-    made["runs"] = "\n".join(_run(name, run) for name, run in data.runs.items())
     return made
-
-
-def _run(name: str, run: BenchmarkRun) -> str:
-    """Say when, where and with what a run was made."""
-    versions = ", ".join(" ".join(item) for item in run.versions.items())
-    when = f"{name[:16].replace('T', ' ')}, {run.hardware}"
-    return f"- {when}: {run.rounds} rounds, with {versions}; {run.note}"
 
 
 def write(docs: Path, data: Benchmarks) -> None:

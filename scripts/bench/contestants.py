@@ -340,7 +340,7 @@ CONTESTANTS = {
         label="lax.scan"),
     "nnx": Entry(
         "`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
-        "applies the reset gate after the product, which is cheaper",
+        "applies the reset gate after the multiplication, which is cheaper",
         (*MODEL, "resets", "step"), partial(_jax, make_model=_nnx_model),
         layers.nnx_layer, needs=("flax.nnx",),
         package="flax", label="Flax NNX"),
@@ -359,7 +359,7 @@ CONTESTANTS = {
         package="dm-haiku", label="dm-haiku"),
     "torch.nn": Entry(
         "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
-        "dropout; its GRU applies the reset gate after the product",
+        "dropout; its GRU applies the reset gate after the multiplication",
         (*MODEL, "layer"), _torch, needs=("torch", "torchref"), package="torch", label="torch.nn"),
 }  # fmt: skip
 """The contestants, in the page's order, each as it is fastest on a CPU: JAX splits the batch,
