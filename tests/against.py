@@ -99,6 +99,17 @@ def carry_of(B, H, dtype, pair):
     return (h, normal(B, H, dtype=dtype, seed=4)) if pair else h
 
 
+def scanned(step, first, carry, xs, reset, **options):
+    """A user's scan of a cell, step(carry, x), where an episode begins from another carry."""
+
+    def one_step(carry, inputs):
+        x, reset = inputs
+        where = lambda a, b: jnp.where(reset[..., None], a, b)
+        return step(jax.tree.map(where, first, carry), x)
+
+    return jax.lax.scan(one_step, carry, (xs, reset), **options)
+
+
 def resets(*shape):
     """Where a row starts anew: at the first step, at none, at several."""
     return np.random.default_rng(2).random(shape) < 0.4

@@ -26,6 +26,7 @@ from against import (
     refused,
     resets,
     same_numbers,
+    scanned,
 )
 from annotations import unchecked
 from conftest import slow
@@ -106,37 +107,24 @@ def nnx_calls(cell, dtype, T, B, E, H):
     return ours, theirs, (params, x, carry)
 
 
-def scanned(cell, xs, state, reset, reverse=False):
-    """A user's scan of an Equinox cell, where an episode begins from zeros."""
-
-    def step(state, inputs):
-        x, reset = inputs
-        state = cell(x, jax.tree.map(lambda s: jnp.where(reset, 0, s), state))
-        return state, jax.tree.leaves(state)[0]
-
-    return jax.lax.scan(step, state, (xs, reset), reverse=reverse)
-
-
 def equinox_calls(kind, dtype, T, B, E, H):
     """A batch with resets, whole and by `vmap`; one sequence, backwards."""
     cell, xs = equinox_cell(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
     states, reset = carry_of(B, H, dtype, kind == "LSTMCell"), resets(B, T)
 
     def theirs(cell, xs, states):
-        each = jax.vmap(lambda x, s, r: scanned(cell, x, s, r))(xs, states, reset)
-        first = jax.tree.map(lambda s: s[0], states)
+        step = lambda state, x: (after := cell(x, state), jax.tree.leaves(after)[0])
+        run = partial(scanned, step, jax.tree.map(lambda s: jnp.zeros(H, dtype), states))
+        each, first = jax.vmap(run)(states, xs, reset), jax.tree.map(lambda s: s[0], states)
         ends = np.append(reset[0, 1:], False)  # of episodes
-        return each, each, scanned(cell, xs[0], first, ends, reverse=True)
+        return each, each, run(first, xs[0], ends, reverse=True)
 
     def ours(cell, xs, states, **options):
         run = partial(equinox_nn.unroll, cell, **options)
         each = jax.vmap(lambda x, s, r: run(x, s, reset=r))(xs, states, reset)
         first = jax.tree.map(lambda s: s[0], states)
-        return (
-            run(xs, states, reset=reset),
-            each,
-            run(xs[0], first, reset=reset[0], reverse=True),
-        )
+        backward = run(xs[0], first, reset=reset[0], reverse=True)
+        return run(xs, states, reset=reset), each, backward
 
     return ours, theirs, (cell, xs, states)
 

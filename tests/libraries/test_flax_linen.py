@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 
 import jax
@@ -19,6 +18,7 @@ from against import (
     refused,
     resets,
     same_numbers,
+    scanned,
 )
 from annotations import unchecked
 from flax import linen as nn
@@ -89,20 +89,14 @@ def test_in_a_model_as_in_purejaxrl():
 def test_another_cell_name_and_start():
     """Where a reset starts from is the cell's; parameters under another name are found."""
     T, B, E, H = 6, 3, 4, 5
-    start = functools.partial(nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3))
+    start = partial(nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3))
     x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
     carry = carry_of(B, H, np.float32, pair=True)
     params = randomized(jax.eval_shape(start(H).init, jax.random.key(0), carry, x[0])["params"])
 
     def theirs(params, carry, x):
-        first = ScannedRNN.initialize_carry(B, H, start)
-
-        def step(carry, inputs):
-            x, reset = inputs
-            where = lambda a, b: jnp.where(reset[:, None], a, b)
-            return start(H).apply({"params": params}, jax.tree.map(where, first, carry), x)
-
-        return jax.lax.scan(step, carry, (x, dones))
+        step = partial(start(H).apply, {"params": params})
+        return scanned(step, ScannedRNN.initialize_carry(B, H, start), carry, x, dones)
 
     def ours(params, carry, x):
         return ScannedRNN(start).apply({"params": {"any": params}}, carry, (x, dones))
@@ -134,27 +128,27 @@ drawn = lambda module, *args, **options: module.init(jax.random.key(0), *args, *
 def of_another(cell):
     """The parameters of a cell, to an RNN and to a ScannedRNN of a GRU."""
     params = drawn(nn.RNN(cell, time_major=True), X)
-    scanned = {"params": {"GRUCell_1": params["params"]["cell"]}}
-    return lambda: GRU.apply(params, X), lambda: ScannedRNN().apply(scanned, H0, (X, DONES))
+    renamed = {"params": {"GRUCell_1": params["params"]["cell"]}}
+    return lambda: GRU.apply(params, X), lambda: ScannedRNN().apply(renamed, H0, (X, DONES))
 
 
 CELL = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}, "h": {"kernel": np.zeros((6, 6))}}
-scanned = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
+of_rnn = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
 
 
 test_refusals = refused(
     (lambda: drawn(RNN(nn.LSTMCell(6, activation_fn=nn.elu)), X), "activation_fn=elu; it"),
-    (scanned(H0, (X, DONES), cell=partial(nn.GRUCell, gate_fn=nn.hard_sigmoid)), "gate_fn=har"),
+    (of_rnn(H0, (X, DONES), cell=partial(nn.GRUCell, gate_fn=nn.hard_sigmoid)), "gate_fn=har"),
     (lambda: drawn(RNN(nn.SimpleCell(6, residual=True)), X), "SimpleCell has residual=True"),
-    (scanned(H0, (X, DONES), cell=nn.MGUCell), "MGUCell; it must be one of Flax's GRU"),
+    (of_rnn(H0, (X, DONES), cell=nn.MGUCell), "MGUCell; it must be one of Flax's GRU"),
     *((call, r"of this GRUCell: the tensor") for call in of_another(nn.SimpleCell(6))),
     *((call, r"of this GRUCell: the tensor") for call in of_another(nn.LSTMCell(6))),
     *((call, "it must be|need") for call in of_another(nn.GRUCell(5))),
-    (scanned({"h": H0}, (X, DONES)), "the carry is dict; it must be an"),
-    (scanned(H0[:2], (X, DONES)), r"initial_carry has shape \(2, 6\); it must be \(3, 6\)"),
-    (scanned(H0, (X, DONES), cell=nn.LSTMCell), "initial_carry must be a pair of arr"),
-    (scanned(H0, (X, None)), "resets is NoneType; it must be an array"),
-    (scanned(H0, (X, DONES.T)), r"reset has shape \(3, 5\); it must be"),
+    (of_rnn({"h": H0}, (X, DONES)), "the carry is dict; it must be an"),
+    (of_rnn(H0[:2], (X, DONES)), r"initial_carry has shape \(2, 6\); it must be \(3, 6\)"),
+    (of_rnn(H0, (X, DONES), cell=nn.LSTMCell), "initial_carry must be a pair of arr"),
+    (of_rnn(H0, (X, None)), "resets is NoneType; it must be an array"),
+    (of_rnn(H0, (X, DONES.T)), r"reset has shape \(3, 5\); it must be"),
     (lambda: drawn(GRU, X, initial_carry=H0[:2]), r"initial_carry has shape \(2, 6\); it must"),
     (lambda: from_linen({"if": 0, "in": 0}), "the parameters if, in are not those of a flax.l"),
     (lambda: from_linen(CELL | {"h": {}}), "the tensor h.kernel is missing"),

@@ -21,6 +21,7 @@ from against import (
     refused,
     resets,
     same_numbers,
+    scanned,
 )
 from annotations import unchecked
 from flax import nnx
@@ -53,13 +54,7 @@ def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
         def theirs(params, x, carry):
             cell = nnx.merge(graph, params, rest).cell
             first = cell.initialize_carry((B, E), nnx.Rngs(0))
-
-            def step(carry, inputs):
-                x, reset = inputs
-                where = lambda a, b: jnp.where(reset[:, None], a, b)
-                return cell(jax.tree.map(where, first, carry), x)
-
-            carry, y = jax.lax.scan(step, carry, (x.swapaxes(0, 1), reset.T))
+            carry, y = scanned(cell, first, carry, x.swapaxes(0, 1), reset.T)
             return carry, y.swapaxes(0, 1)
 
         same_numbers(ours, theirs, params, x, carry)
