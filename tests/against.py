@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 
 import jax
@@ -121,12 +122,17 @@ def gradients(function, *args):
     def scalar(*args):
         outputs = function(*args)
         leaves = [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.floating)]
-        weights = lambda i, y: np.cos(np.arange(y.size) + i).reshape(y.shape).astype(y.dtype)
-        return sum(jnp.sum(y * weights(i, y)) for i, y in enumerate(leaves)), outputs
+        return sum(jnp.sum(y * w) for y, w in zip(leaves, weights_of(leaves), strict=True)), outputs
 
     every = tuple(range(len(args)))
     gradients, outputs = jax.grad(scalar, every, has_aux=True, allow_int=True)(*args)
     return outputs, gradients
+
+
+def weights_of(outputs, dtype=None):
+    """Those of outputs in the scalar that `gradients` differentiates."""
+    weights = lambda i, y: np.cos(np.arange(math.prod(y.shape)) + i).reshape(y.shape)
+    return [weights(i, y).astype(dtype or y.dtype) for i, y in enumerate(outputs)]
 
 
 def value_and_gradients(function, *args):

@@ -9,17 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from against import (
-    carry_of,
-    layer,
-    normal,
-    precision,
-    randomized,
-    refused,
-    resets,
-    same_numbers,
-    scanned,
-)
+from against import carry_of, layer, normal, randomized, refused, resets, same_numbers, scanned
 from annotations import unchecked
 from flax import linen as nn
 from flax import serialization
@@ -76,7 +66,7 @@ def test_in_a_model_as_in_purejaxrl():
             jax.jit(model.init)(jax.random.key(0), first, (x, dones)) for model in (ours, theirs)
         ]
     assert same_bits(*drawn)
-    with precision(np.float64):
+    with jax.enable_x64(True):
         x, carry = x.astype(np.float64), normal(B, H, dtype=np.float64)
         variables = jax.tree.map(lambda w: jnp.asarray(w, np.float64), drawn[0])
         same_numbers(

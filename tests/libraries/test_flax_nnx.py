@@ -11,18 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import (
-    carry_of,
-    close,
-    layer,
-    nnx_cell,
-    normal,
-    precision,
-    refused,
-    resets,
-    same_numbers,
-    scanned,
-)
+from against import carry_of, close, layer, nnx_cell, normal, refused, resets, same_numbers, scanned
 from annotations import unchecked
 from flax import nnx
 from random_models import same_bits
@@ -39,7 +28,7 @@ from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx
 )
 def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
     T, B, E, H = 6, 4, 3, 5
-    with precision(np.float64):
+    with jax.enable_x64(True):
         with pytest.warns(UserWarning, match="carry_init") if start else nullcontext():
             cell = nnx_cell(cell_class, E, H, np.float64, carry_init=start)
         x = normal(B, T, E, dtype=np.float64)

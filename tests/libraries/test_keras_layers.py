@@ -9,15 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import (
-    alike_under_strict_promotion,
-    keras_drawn,
-    layer,
-    normal,
-    precision,
-    refused,
-    same_numbers,
-)
+from against import keras_drawn, layer, normal, precision, refused, same_numbers
 from random_models import same_bits
 
 import jaxgru
@@ -104,12 +96,6 @@ def test_without_biases(kind):
     p = from_keras(made(kind, use_bias=False))
     y = to_keras(p, return_sequences=True)(x := normal(2, 5, 4, dtype=np.float32))
     np.testing.assert_allclose(jaxgru.unroll(p, x)[0], y, 1e-5, 1e-5)
-
-
-@pytest.mark.parametrize("kind", ["GRU, reset after", "LSTM"])
-def test_strict_promotion(kind):
-    built = made(kind, two=True)
-    alike_under_strict_promotion(lambda: from_keras(built))  # Keras cannot build a layer so
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from against import (
-    alike_under_strict_promotion,
     carry_of,
     layer,
     normal,
     refused,
     torch_gradients,
+    value_and_gradients,
+    weights_of,
 )
 from conftest import slow
 from hypothesis import given, settings
@@ -96,10 +97,7 @@ def test_init_is_pytorch_s_gru():
     [
         (1, 1, 2, 1, 1, None, np.float64, 1e-10),
         (5, 3, 4, 6, 2, [4, 1, 5], np.float64, 1e-10),
-        *slow(
-            (5, 3, 4, 6, 2, None, np.float64, 1e-10),
-            (5, 3, 4, 6, 2, None, np.float32, 1e-4),
-        ),
+        *slow((5, 3, 4, 6, 2, None, np.float64, 1e-10), (5, 3, 4, 6, 2, None, np.float32, 1e-4)),
     ],
 )
 def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
@@ -117,29 +115,20 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
     outputs_, last_ = theirs(packed, tuple(states_) if kind == "lstm" else states_[0])
     outputs_ = pad_packed_sequence(outputs_, total_length=T)[0] if lengths else outputs_
     lasts_ = list(last_) if kind == "lstm" else [last_]
-    weights = [normal(*o.shape, dtype=dtype, seed=5) for o in (outputs_, *lasts_)]
-    pairs = zip(weights, (outputs_, *lasts_), strict=True)
-    sum((torch.tensor(w) * o).sum() for w, o in pairs).backward()
+    results_ = [outputs_, *lasts_]
+    torch.autograd.backward(results_, [*map(torch.tensor, weights_of(results_, dtype))])
 
-    def scalar(directions, x, states):
+    def ours(directions, x, states):
         carries = [LSTMState(*s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
         options = dict(lengths=lengths and jnp.array(lengths), time_major=True)
         y, ends = bidirectional(*directions, x, (carries[::2], carries[1::2]), **options)
         ends = [end for pair in zip(*ends, strict=True) for end in pair]
-        ends = [jnp.stack(leaves) for leaves in zip(*map(jax.tree.leaves, ends), strict=True)]
-        outputs = [y, *ends]
-        return sum(jnp.sum(w * o) for w, o in zip(weights, outputs, strict=True)), outputs
+        return [y, *(jnp.stack(s) for s in zip(*map(jax.tree.leaves, ends), strict=True))]
 
-    gradients, outputs = jax.jit(jax.grad(scalar, argnums=(0, 1, 2), has_aux=True))(
-        from_torch(theirs), x, states
-    )
-    for ours, other in zip(outputs, (outputs_, *lasts_), strict=True):
-        same(ours, other.detach())
-    d_directions, d_x, d_states = gradients
-    same(d_x, x_.grad)
-    for ours, state in zip(d_states, states_, strict=True):
-        same(ours, state.grad)
-    jax.tree.map(same, d_directions, torch_gradients(theirs))
+    results, gradients = value_and_gradients(ours, from_torch(theirs), x, states)
+    jax.tree.map(same, results, [result.detach() for result in results_])
+    expected = torch_gradients(theirs), x_.grad, [state.grad for state in states_]
+    jax.tree.map(same, gradients, expected)
 
 
 @settings(max_examples=10, deadline=None)
@@ -213,9 +202,8 @@ def test_state_dicts(kind, options, monkeypatch):
     want, cell = from_torch(theirs), kind if "rnn" in kind else None
     assert same_bits(from_torch(theirs.state_dict(), cell=cell), want)
     assert same_bits(from_torch(dict(theirs.named_parameters()), cell=kind), want)
-    model = torch.nn.ModuleDict(
-        {"gru": torch.nn.ModuleDict({"1": theirs, "0": module("gru", 1, 2, 1)})}
-    )
+    parts = torch.nn.ModuleDict({"1": theirs, "0": module("gru", 1, 2, 1)})
+    model = torch.nn.ModuleDict({"gru": parts})
     for prefix in ("gru.1", "gru.1."):
         assert same_bits(from_torch(model.state_dict(), cell=kind, prefix=prefix), want)
     arrays = {name: weight.numpy() for name, weight in theirs.state_dict().items()}
@@ -241,13 +229,6 @@ def test_cells(kind, E, H, bias):
     h, carry = step(p, x, LSTMState(*carry) if kind == "lstm" else carry)
     jax.tree.map(close, jax.tree.leaves(carry), jax.tree.leaves(after))
     close(h, jax.tree.leaves(carry)[0])
-
-
-def test_strict_promotion():
-    theirs = module("lstm", 3, 4, 2, bidirectional=True)
-    alike_under_strict_promotion(
-        lambda: (from_torch(theirs), from_torch(to_torch(from_torch(theirs))))
-    )
 
 
 def state(cell=None, **changes):
