@@ -80,10 +80,8 @@ def to_onnx(
       reverse: read from the last step to the first.
 
     Raises:
-      InteropError: there is no layer; the two directions differ; the weights are not all of one
-        such dtype, or not known, as under `jit`; a cell of your own computes what jaxgru cannot
-        write as ONNX; or the options contradict each other.
-      ValueError: the layers, or `initial`, do not fit together.
+      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; the weights are
+        not known, as under `jit`; or the options contradict each other.
     """
     common.check_known((layers, backward, initial), "an ONNX graph")
     sides = common.directions(layers, backward)

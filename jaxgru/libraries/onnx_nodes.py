@@ -98,10 +98,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: there is no recurrent node, or one with other functions than sigmoid, tanh and
-        ReLU; or its weights are not constants, have wrong shapes, or are neither float32 nor, if
-        JAX has 64 bits enabled, float64.
-      OSError: the file cannot be read.
+      InteropError: there is no recurrent node, or one whose weights are not constants or whose
+        functions are not sigmoid, tanh and ReLU.
     """
     where, folder = "the ONNX model cannot be used", None
     if not isinstance(model, onnx.ModelProto):

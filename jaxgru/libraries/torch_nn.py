@@ -37,25 +37,20 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
     only as their sum, which becomes b. Missing biases become zeros.
 
     `batch_first` only concerns the layout of the input and is ignored; so is `dropout`, which a
-    module applies between its layers in training.
+    module applies between its layers in training. A module with hooks, parametrized weights or
+    methods of its own is refused.
 
     Args:
       module: the module; or a `GRUCell`, `LSTMCell` or `RNNCell`; or the `state_dict` of one of the
         six, whose values may also be NumPy arrays, as from `safetensors.numpy`. PyTorch is then not
         needed.
-      cell: for a `state_dict`, "gru", "lstm", "rnn" or "rnn_relu". None: the shapes tell. But
-        an RNN must be named, because they do not tell its nonlinearity: "rnn" is tanh, "rnn_relu"
-        ReLU.
+      cell: for a `state_dict`, "gru", "lstm", "rnn" (tanh) or "rnn_relu". None: the shapes tell;
+        but they do not tell an RNN's nonlinearity, so an RNN must be named.
       prefix: for the `state_dict` of a larger model, the name of the module in it: "encoder.gru".
 
     Returns:
       A tuple of layers; for a cell, one layer, for `jaxgru.step`. For a bidirectional module, two
       such tuples, forward and backward, for `jaxgru.bidirectional`.
-
-    Raises:
-      InteropError: PyTorch is not installed; the module is of another class, even a subclass, or
-        may compute otherwise (hooks, parametrized weights); it is neither float32 nor, if JAX has
-        64 bits enabled, float64; or a `state_dict` is not that of such a module, or of this `cell`.
     """
     if isinstance(module, Mapping):
         where = f"the state_dict at {shown(prefix)}" if prefix else "the state_dict"
@@ -72,10 +67,7 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
 
 
 def to_torch(
-    layers: Layers | Sequence[Any],
-    backward: Layers | None = None,
-    *,
-    batch_first: bool = False,
+    layers: Layers | Sequence[Any], backward: Layers | None = None, *, batch_first: bool = False
 ) -> Any:
     """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`.
 
@@ -90,8 +82,6 @@ def to_torch(
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
     Raises:
-      InteropError: PyTorch is not installed; it has no layer of this kind, or none with the layer's
-        options; or the weights are not known, as under `jit`.
       RuntimeError: the layers are not all of one kind and size.
       ValueError: a projection is not smaller than c.
     """

@@ -65,11 +65,8 @@ def three_calls(call, x, carry):
         return plain
     turned = dict(reverse=True, seq_lengths=np.arange(B, dtype=np.int32) % T + 1)
     x_T = x.swapaxes(0, 1)
-    return (
-        plain,
-        call(x, **turned, keep_order=True),
-        call(x_T, **turned, return_carry=True, time_major=True),
-    )
+    time_major = call(x_T, **turned, return_carry=True, time_major=True)
+    return plain, call(x, **turned, keep_order=True), time_major
 
 
 named = lambda kind: kind.removesuffix(", relu")
@@ -205,25 +202,28 @@ def test_forward_mode_of_the_plain_implementation(calls, kind):
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"])
-def test_linen_draws_the_same_parameters(kind):
-    x = normal(2, 3, 4, dtype=np.float32)
-    ours, theirs = (rnn(getattr(nn, kind)(6)) for rnn in (flax_linen.RNN, nn.RNN))
-    assert same_bits(*(jax.jit(rnn.init)(KEY, x) for rnn in (ours, theirs)))
+def haiku_init(unroll, kind):
+    def model(x):
+        core = getattr(hk, kind)(6)
+        return unroll(core, x, core.initial_state(3)), hk.Linear(2)(x)
+
+    return hk.transform(model).init
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
-def test_haiku_draws_the_same_parameters(kind):
+linen_init = lambda rnn, kind: rnn(getattr(nn, kind)(6)).init
+UNROLLS = dm_haiku.dynamic_unroll, hk.dynamic_unroll
+
+
+@pytest.mark.parametrize(
+    "init, pair, kind",
+    [
+        *((linen_init, (flax_linen.RNN, nn.RNN), kind) for kind in FLAX),
+        *((haiku_init, UNROLLS, kind) for kind in ("GRU", "LSTM")),
+    ],
+)
+def test_the_same_parameters_are_drawn(init, pair, kind):
     x = normal(5, 3, 4, dtype=np.float32)
-
-    def drawn(unroll):
-        core = lambda: getattr(hk, kind)(6)
-        model = hk.transform(
-            lambda x: (unroll(c := core(), x, c.initial_state(3)), hk.Linear(2)(x))
-        )
-        return jax.jit(model.init)(KEY, x)
-
-    assert same_bits(drawn(dm_haiku.dynamic_unroll), drawn(hk.dynamic_unroll))
+    assert same_bits(*(jax.jit(init(run, kind))(KEY, x) for run in pair))
 
 
 # --- Weights: of each library, something of theirs with random weights

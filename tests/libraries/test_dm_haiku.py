@@ -17,25 +17,6 @@ jmp = pytest.importorskip("jmp")
 from jaxgru.libraries.dm_haiku import dynamic_unroll, from_haiku, to_haiku  # noqa: E402
 
 
-def test_parameters_as_the_core_sees_them():
-    """A getter of the user's own, for mixed precision, say, acts as before."""
-    x, state = normal(5, 3, 4, dtype=np.float32), jnp.ones((3, 6))
-
-    def function(unroll):
-        def halved(getter, value, context):
-            return getter(value) / 2
-
-        def run(x):
-            with hk.custom_getter(halved):
-                return unroll(hk.GRU(6), x, state)
-
-        return hk.transform(run)
-
-    params = function(hk.dynamic_unroll).init(jax.random.key(0), x)
-    ours, theirs = (function(f).apply(params, None, x) for f in (dynamic_unroll, hk.dynamic_unroll))
-    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
 class Model(hk.Module):
     """A core, with resets or without, from zeros; which dynamic_unroll is the one changed line."""
 
@@ -43,10 +24,26 @@ class Model(hk.Module):
         super().__init__()
         self.unroll, self.core, self.dones = unroll, getattr(hk, kind)(6), dones
 
-    def __call__(self, x, **options):
+    def __call__(self, x):
         core = self.core if self.dones is None else hk.ResetCore(self.core)
         inputs = x if self.dones is None else (x, self.dones)
-        return self.unroll(core, inputs, core.initial_state(x.shape[1]), **options)
+        return self.unroll(core, inputs, core.initial_state(x.shape[1]))
+
+
+def test_parameters_as_the_core_sees_them():
+    """A getter of the user's own, for mixed precision, say, acts as before."""
+    x, halved = normal(5, 3, 4, dtype=np.float32), lambda getter, value, context: getter(value) / 2
+
+    def function(unroll):
+        def run(x):
+            with hk.custom_getter(halved):
+                return Model(unroll, "GRU")(x)
+
+        return hk.transform(run)
+
+    params = function(hk.dynamic_unroll).init(jax.random.key(0), x)
+    both = (function(f).apply(params, None, x) for f in (dynamic_unroll, hk.dynamic_unroll))
+    chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

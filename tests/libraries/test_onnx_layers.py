@@ -413,8 +413,7 @@ def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=F
     shapes |= dict(more)
     weights = {n: normal(*s, dtype=np.float32, seed=i) for i, (n, s) in enumerate(shapes.items())}
     weights = {name: weight for name, weight in weights.items() if name not in without}
-    names = ["x", *("WRB" if "B" in weights else "WR"), *[""] * (3 + ("B" not in weights)), ""]
-    names = [*names[:7], "P"] if "P" in weights else names[:4]
+    names = ["x", "W", "R", *(name if name in weights else "" for name in ("B", "", "", "", "P"))]
     outputs = ["y", "h", "c"][: 3 if op == "LSTM" else 2]
     node = helper.make_node(
         op, names, outputs, "it", hidden_size=H, direction=direction, **attributes
