@@ -66,7 +66,6 @@ class Page:
             "text": table(
                 ["model", "from bigram counts", "greedy text ends in", "known words: the text",
                  "kept", "reset", "loop, kept"], map(self.text, self.first.values())),
-            "samples": "\n\n".join(self.samples()),
             "as nanoGPT": table(["model", "parameters", "last epoch", "best epoch"],
                                 self.as_nanogpt()),
         }  # fmt: skip
@@ -136,12 +135,6 @@ class Page:
                 f"`{json.dumps(cycle.text)}` ({cycle.basin:.0%})",
                 *(f"{share:.0%}" for share in words if share is not None),
                 f"{text['stateful'].median_period:g}"]  # fmt: skip
-
-    def samples(self) -> list[str]:
-        """Return astra_alpha's sampled texts with their names."""
-        text = self.first["astra_alpha"].measured.text
-        ways = {"stateful": "Kept", "stateless": "Reset before every character"}
-        return [f"{what}:\n\n```\n{text[how].sampled}\n```" for how, what in ways.items()]
 
     def as_nanogpt(self) -> list[Row]:
         """Return a row per model that was evaluated on nanoGPT's protocol, over seeds."""

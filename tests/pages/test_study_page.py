@@ -72,7 +72,6 @@ def test_the_numbers_are_the_records():
     assert f"| {ALPHA} | 2.500 | 2.000 | 1.750 | 1.625 | 1.562 |" in text
     assert "| characters | 3.300 | 2.500 | 2.000 |" in text
     assert f'| {ALPHA} | 0.125 | `" the"` (98%) | 94% | 75% | 25% | 4 |' in text
-    assert "Kept:\n\n```\nROMEO: O\n```\n\nReset before every character:" in text
 
 
 def test_means_and_ranges_are_over_the_seeds_of_a_config_and_its_changes():
