@@ -413,7 +413,8 @@ def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=F
     shapes |= dict(more)
     weights = {n: normal(*s, dtype=np.float32, seed=i) for i, (n, s) in enumerate(shapes.items())}
     weights = {name: weight for name, weight in weights.items() if name not in without}
-    names = ["x", "W", "R", *(name if name in weights else "" for name in ("B", "", "", "", "P"))]
+    optional = ("B", "", "", "", "P") if "P" in weights else ("B",)
+    names = ["x", "W", "R", *(name if name in weights else "" for name in optional)]
     outputs = ["y", "h", "c"][: 3 if op == "LSTM" else 2]
     node = helper.make_node(
         op, names, outputs, "it", hidden_size=H, direction=direction, **attributes
