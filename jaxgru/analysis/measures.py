@@ -278,12 +278,12 @@ class Measurements(Record, frozen=True, kw_only=True):
     num_characters: Count
     windows: Annotated[Number, Measure(
         "windows of {s.window}, as in training", lambda s: s.loss(s.window), column="windows")]
-    stream: Annotated[Number, Measure("{s.never}", lambda s: s.stream, column="kept")]
     stateless: Annotated[Number, Measure("every token", lambda s: s.loss(1))]
-    sensitivity: Annotated[Number, Measure(
-        "sensitivity: every token minus never", lambda s: s.loss(1) - s.stream, column="cost")]
     memory_curve: Annotated[list[tuple[Reset, Number]], Measure(
         "every {k:,} tokens", lambda s: [(k, s.loss(k)) for k in RESETS], "own text")] = []
+    stream: Annotated[Number, Measure("{s.never}", lambda s: s.stream, column="kept")]
+    sensitivity: Annotated[Number, Measure(
+        "sensitivity: every token minus never", lambda s: s.loss(1) - s.stream, column="cost")]
     chain: Annotated[Chain | None, Measure("", chain_of, "own text", "")] = None
     text: Annotated[Mapping[str, Text], Measure("", text_of, "own text", "")] = {}
     random_batches: Annotated[MeanLoss | None, Measure(
