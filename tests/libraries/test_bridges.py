@@ -230,14 +230,14 @@ def test_the_same_parameters_are_drawn(init, pair, kind):
 
 
 def linen_params(cell):
-    like = jax.eval_shape(nn.RNN(getattr(nn, cell)(6)).init, KEY, jnp.ones((3, 5, 4)))
+    like = jax.eval_shape(nn.RNN(getattr(nn, cell)(6)).init, KEY, np.ones((3, 5, 4), np.float32))
     return randomized(like["params"]["cell"])
 
 
 def haiku_params(core):
     model = hk.transform(lambda x, s: getattr(hk, core)(6)(x, s))
     state = carry_of(3, 6, np.float32, core == "LSTM")
-    (params,) = jax.eval_shape(model.init, KEY, jnp.ones((3, 4)), state).values()
+    (params,) = jax.eval_shape(model.init, KEY, np.ones((3, 4), np.float32), state).values()
     return randomized(params)
 
 
@@ -260,8 +260,8 @@ FROM = {
     onnx.to_onnx: lambda model: onnx.from_onnx(model)[0].layer,
 }
 THERE_AND_BACK = [
-    *((partial(nnx_cell, k), nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx, of_nnx)
-      for k in FLAX),
+    *((partial(nnx_cell, k, dtype=dtype), nnx_lstm if k == "LSTMCell" else flax_nnx.to_nnx, of_nnx)
+      for k in FLAX for dtype in (np.float32, np.float64)),
     *((partial(nnx_cell, k, activation_fn=jax.nn.relu), flax_nnx.to_nnx, of_nnx)
       for k in ("GRUCell", "OptimizedLSTMCell", "SimpleCell")),
     *((partial(linen_params, k), flax_linen.to_linen, itself) for k in FLAX),
@@ -276,14 +276,15 @@ THERE_AND_BACK = [
 @pytest.mark.parametrize("make, back, arrays", THERE_AND_BACK)
 def test_weights_there_and_back(make, back, arrays):
     """Bit for bit, in both directions, as is the structure, which holds the sizes."""
-    theirs = make()
-    p = FROM[back](theirs)
-    again = back(p)
-    assert type(again) is type(theirs)
-    assert same_bits(arrays(again), arrays(theirs))
-    assert same_bits(FROM[back](again), p)
-    if isinstance(theirs, nnx.Module):
-        assert nnx.graphdef(again) == nnx.graphdef(theirs)
+    with jax.enable_x64(True):
+        theirs = make()
+        p = FROM[back](theirs)
+        again = back(p)
+        assert type(again) is type(theirs)
+        assert same_bits(arrays(again), arrays(theirs))
+        assert same_bits(FROM[back](again), p)
+        if isinstance(theirs, nnx.Module):
+            assert nnx.graphdef(again) == nnx.graphdef(theirs)
 
 
 BEFORE = (dm_haiku.to_haiku, keras_layers.to_keras)
@@ -365,6 +366,14 @@ test_what_the_other_library_lacks = refused(
     (partial(torch_nn.to_torch, ()), "there is no layer to convert"),
     (partial(keras_layers.to_keras, [RNN] * 2, [RNN]), "there are 2 forward and 1 backward layers"),
 )
+
+
+@pytest.mark.parametrize("back", [torch_nn.to_torch, keras_layers.to_keras, onnx.to_onnx])
+def test_float64_that_jax_would_round(back):
+    with jax.enable_x64(True):
+        theirs = back(layer("rnn", dtype=np.float64))
+    with pytest.raises(InteropError, match="are float64, .* JAX_ENABLE_X64=1"):
+        FROM[back](theirs)
 
 
 @pytest.mark.parametrize("convert", [c for c in FROM if c not in (flax_linen.to_linen, nnx_lstm)])

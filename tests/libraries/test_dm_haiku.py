@@ -118,6 +118,7 @@ def test_a_pair_that_is_no_lstm_state():
 
 X, DONES, H = np.zeros((5, 3, 4), np.float32), resets(5, 3), np.zeros((3, 6), np.float32)
 KEY, gru = jax.random.key(0), lambda: hk.GRU(6)
+GRU = hk.transform(lambda: dynamic_unroll(gru(), X, H))
 
 
 def drawn(core, *args):
@@ -138,10 +139,5 @@ test_refusals = refused(
     (of_shapes(b=12, w_i=(5, 12)), "the tensor w_h is missing"),
     (of_shapes(w_i=(5, 12), w_h=(3, 12), b=12), r"w_h has shape \(3, 12\); it must be \(4, 12\)"),
     (of_shapes(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),
+    (lambda: GRU.apply({"gru": {"w": jnp.zeros(1)}}, None), "'w_i' for module 'gru'"),  # Haiku's
 )
-
-
-def test_the_parameters_of_another_module():
-    model = hk.transform(lambda: dynamic_unroll(hk.GRU(6), X, H))
-    with pytest.raises(ValueError, match="'w_i' for module 'gru'"):  # Haiku's own
-        model.apply({"gru": {"w": jnp.zeros(1)}}, None)

@@ -113,12 +113,6 @@ class Mine(keras.layers.GRU):
     pass
 
 
-def float64():
-    with precision(np.float64):
-        layer = made("GRU, reset after", dtype=np.float64)
-    from_keras(layer)
-
-
 run = dict(return_sequences=True, **UNDRAWN)
 several = lambda *layers: from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
 both = lambda **options: keras.layers.Bidirectional(keras.layers.GRU(6, **run), **options)
@@ -138,7 +132,6 @@ test_refusals = refused(
     (lambda: from_keras(after(), [W, U, B[0]]), "the tensor bias has shape .18,.; it must be"),
     (lambda: from_keras(after(), [W, 0.5, B]), "the tensor recurrent_kernel has shape ..; it"),
     (lambda: from_keras(keras.Sequential([after()]), [W, U, B, B]), "the tensor 3 does not b"),
-    (float64, "JAX_ENABLE_X64"),
     (lambda: from_keras(both(merge_mode="sum")), "merge_mode='sum'; it must be 'concat'"),
     (lambda: several(), "the 0 layers of this Sequential must all be forward or"),
     (lambda: several(keras.layers.GRU(6, go_backwards=True)), "the 1 layers of this Sequent"),

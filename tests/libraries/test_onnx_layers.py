@@ -541,10 +541,3 @@ def test_peepholes_of_zeros():
     (P,) = (t for t in model.graph.initializer if t.name == "P")
     P.CopyFrom(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
     assert same_bits(from_onnx(model)[0].layer, from_onnx(graph_of("LSTM"))[0].layer)
-
-
-def test_other_dtypes():
-    with precision(np.float64):
-        model = to_onnx(layer("rnn", dtype=np.float64))
-    with pytest.raises(InteropError, match="JAX_ENABLE_X64"):
-        from_onnx(model)

@@ -20,12 +20,11 @@ from against import (
 from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import random_params, same_bits
+from random_models import same_bits
 
 from jaxgru import LSTMState, bidirectional, cells, initial_carry, step, unroll
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
-from jaxgru.lm import ModelConfig, num_params
 
 torch = pytest.importorskip("torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
@@ -73,14 +72,6 @@ def test_a_module_without_biases(kind):
     close(outputs, theirs(x)[0].detach())
     if kind == "gru":
         assert layers[0].c is None and not layers[0].cn.any()
-
-
-@pytest.mark.parametrize("second_bias, biases", [(False, 4), (True, 6)])
-def test_a_model(second_bias, biases):
-    """Counted by hand."""
-    params = random_params(ModelConfig("gru", 5, 2, 3, second_bias=second_bias))
-    assert num_params(params) == 5 * 2 + 3 * (2 * 3 + 3 * 3) + biases * 3 + (3 * 5 + 5)
-    assert params.layers[0].reset_gate == "after"
 
 
 def test_init_is_pytorch_s_gru():
@@ -254,11 +245,6 @@ class Doubled(torch.nn.LSTM):
         return 2 * y, h
 
 
-def in_float32():
-    with jax.enable_x64(False):
-        from_torch(module("rnn", 2, 3, 1))
-
-
 def both():
     return from_torch(module("gru", 3, 4, 2, bidirectional=True))
 
@@ -291,7 +277,6 @@ test_refusals = pytest.mark.filterwarnings("ignore::FutureWarning")(
         (changed(lambda m: m.register_forward_hook(lambda m, x, y: y)), stale),
         (changed(lambda m: utils.parametrizations.weight_norm(m, "weight_hh_l0")), stale),
         (changed(lambda m: m.register_parameter("bias_n", EXTRA)), "bias_n does not belong"),
-        (in_float32, "JAX_ENABLE_X64"),
         (state(weight_hh_l0=None), r"weight_ih_l0 has shape \(12, 3\), weight_hh_l0 \(\); of"),
         (state(bias_hh_l0=None), "the tensor bias_hh_l0 is missing"),
         (state(weight_hr_l0=ones(4, 4)), "the tensor weight_hr_l0 does not belong"),
