@@ -63,7 +63,7 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
     config = load_config(name)
     with pytest.raises(SystemExit):
         parsed("--help", config=name)
-    line = r"--(\w+\.\w+) (?:INT|FLOAT|TEXT|\{.*\})\s+.*\(default: (.*)\)\n"
+    line = r"--(\w+\.\w+) (?:INT|FLOAT|TEXT|NAME|\{.*\})\s+.*\(default: (.*)\)\n"
     shown = dict(re.findall(line, capsys.readouterr().out))
     assert list(shown) == [name for name in dotted_names() if name != "training.init"]
     options = [f"--{dotted}={''.join(shlex.split(text))}" for dotted, text in shown.items()]
