@@ -162,7 +162,7 @@ def dropout_masks(
     for item in each(dropout):
         rates = _check(item)
         rows = _whole("first_step", item.first_step), _whole("first_row", item.first_row)
-        if all(scale is None for _, scale in rates):
+        if rates == [(0, None)]:
             continue
         seeds = _seeds(item, layers).of_layers
         for i in (i for i in range(L) if _is_at(item.site, i, L)):
@@ -173,8 +173,8 @@ def dropout_masks(
             of_parts = rates if isinstance(item.rate, tuple) else rates * len(parts)
             if len(of_parts) != len(parts):
                 raise ValueError(
-                    f"the dropout has {len(rates)} rates; layer {i} has a carry of "
-                    f"{counted(len(parts), 'part')}."
+                    f"the dropout has {counted(len(rates), 'rate')}; layer {i} has a carry of "
+                    f"{counted(len(parts), 'part')}, which can also share one number as the rate."
                 )
             draw = _Draw(seeds[i], of_parts, (num_steps, batch_size), *rows, carry)
             by_layer[i] = by_layer[i]._replace(**KINDS[item.kind](draw, item.site, units))
@@ -312,25 +312,29 @@ def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
 
     Args:
       key: a new one for each training step.
-      layers: one layer's parameters, or any pytree of layers, such as a list or a pair of lists.
-      rate: in [0, 1).
+      layers: one layer's parameters, or any pytree with layers, such as a list or a whole model's.
+      rate: in [0, 1). A traced rate that is out of range gives NaN.
 
     Raises:
       ValueError: the rate is not as described, or no layer has such a matrix.
     """
-    _threshold_and_scale(rate)
+    _, scale = _threshold_and_scale(rate)
+    nothing = 0 if scale is None else 0 * scale  # NaN if a traced rate is out of range
     each, structure = jax.tree.flatten(layers, is_leaf=lambda node: isinstance(node, Cell))
     if not any(layer.recurrent for layer in each if isinstance(layer, Cell)):
         raise ValueError(
             "the layers have no recurrent matrices, so none of their weights can drop."
         )
 
-    def dropped(key: PRNGKeyArray, layer: CellParams) -> CellParams:
+    def dropped(key: PRNGKeyArray, layer: Tree) -> Tree:
+        if not isinstance(layer, Cell):
+            return layer
         keys = jax.random.split(key, len(layer.recurrent))
         for name, key_of_U in zip(layer.recurrent, keys, strict=True):
-            U = getattr(layer, name)
-            keep = jax.random.bernoulli(key_of_U, 1 - rate, U.shape)
-            layer = layer.replace(**{name: jnp.where(keep, U / (1 - rate), 0)})
+            U = at_least_float32(narrow := getattr(layer, name))
+            share, zero = (jnp.asarray(a, U.dtype) for a in (1 - rate + nothing, nothing))
+            keep = jax.random.bernoulli(key_of_U, share, U.shape)
+            layer = layer.replace(**{name: jnp.where(keep, U / share, zero).astype(narrow.dtype)})
         return layer
 
     return jax.tree.unflatten(structure, map(dropped, jax.random.split(key, len(each)), each))
@@ -363,10 +367,15 @@ def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
 def _threshold_and_scale(rate: Any) -> tuple[Threshold, Scale | None]:
     """Return the number of bit patterns that drop a unit, and the scale; it is None for rate 0."""
     if isinstance(rate, Array) and jnp.issubdtype(rate.dtype, jax.dtypes.prng_key):
-        raise ValueError("the dropout rate is a key; the order is Dropout(key, rate, site).")
+        raise ValueError(
+            "the dropout rate is a key; the order is Dropout(key, rate, site), or for drop_weights "
+            "(key, layers, rate)."
+        )
     if isinstance(rate, Tracer):
         if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
-            raise ValueError(f"the dropout rate is {rate.dtype} {rate.shape}; it must be a number.")
+            raise ValueError(
+                f"the dropout rate is {rate.dtype} {rate.shape}; it must be one float."
+            )
         rate = at_least_float32(rate)  # 2¹⁶ is ∞ in float16
         possible = (rate >= 0) & (rate < 1)
         threshold = jnp.where(possible, jnp.minimum(jnp.round(rate * 2**16), 2**16 - 1), 0)
@@ -377,7 +386,10 @@ def _threshold_and_scale(rate: Any) -> tuple[Threshold, Scale | None]:
     if not isinstance(rate, bool) and isinstance(rate, int) and rate == 0:
         return 0, None
     if not isinstance(rate, float) or not 0 <= rate < 1:
-        raise ValueError(f"the dropout rate is {shown(rate)}; it must be at least 0 and below 1.")
+        raise ValueError(
+            f"the dropout rate is {shown(rate)}; it must be at least 0 and below 1 (for zoneout, "
+            "also a tuple of such rates)."
+        )
     threshold = min(round(rate * 2**16), 2**16 - 1)
     return threshold, 1 / (1 - threshold / 2**16) if rate else None
 

@@ -216,8 +216,10 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
     weights = [stored("W", (side.T for side in W)), stored("R", (side.T for side in R))]
     weights.append(stored("B", map(np.concatenate, zip(b, c, strict=True))))
     peepholes = []
-    if getattr(p, "p", None) is not None:
-        each = [common.reordered(side.p, side.peepholes, PEEPHOLES) for side in layers]
+    if any(getattr(p, "p", None) is not None for p in layers):
+        zeros = np.zeros(len(p.peepholes) * sizes(p)[1], p.b.dtype)
+        each = [zeros if side.p is None else side.p for side in layers]
+        each = [common.reordered(P, p.peepholes, PEEPHOLES) for P in each]
         peepholes = [stored("P", each)]
     axis_0, axis_1 = (graph.constant(f"axis_{axis}", [axis]) for axis in (0, 1))
     states = []

@@ -65,7 +65,10 @@ class Graph:
     def __init__(self, weights: Any) -> None:
         """Raise InteropError if the weights are neither all float32 nor all float64."""
         dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(weights)}
-        common.check_dtype("the weights", " and ".join(sorted(dtypes)))
+        if len(dtypes) > 1:
+            names = " and ".join(sorted(dtypes))
+            raise InteropError(f"the weights are {names}; they must be all float32 or all float64.")
+        common.check_dtype("the weights", *dtypes)
         self.dtype, self.constants, self.prefix = np.dtype(*dtypes), {}, ""
         self.nodes, self.inputs, self.outputs = [], [], []
 

@@ -185,8 +185,6 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     if not (clip is None or clip > 0):
         raise InteropError(f"{at} has clip={clip}; it must be above 0.")
     values = {n: graph.value(f"{at}: its {n}", inputs[n]) for n in "WRBP" if n in inputs}
-    if not np.any(values.get("P", 0)):
-        values.pop("P", None)
     for value in values.values():
         common.check_dtype(f"{at}: its weights", str(value.dtype))
     E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.lm.arguments import as_tokens, check_number, check_tokens
 
+MOST = 1e38  # a penalty that float32 holds
 Processor: TypeAlias = Callable[[Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]]
 
 
@@ -37,8 +38,10 @@ class RepetitionPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        finite = lambda x: 0 < x < math.inf
-        check_number("repetition_penalty", self.penalty, finite, "a finite number above 0")
+        finite = lambda x: 0 < x <= MOST
+        check_number(
+            "repetition_penalty", self.penalty, finite, f"a finite number above 0, at most {MOST:g}"
+        )
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -59,7 +62,10 @@ class FrequencyPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        check_number("frequency_penalty", self.penalty, math.isfinite, "a finite number")
+        finite = lambda x: abs(x) <= MOST
+        check_number(
+            "frequency_penalty", self.penalty, finite, f"a finite number, at most {MOST:g} in size"
+        )
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return logits - self.penalty * counts.astype(logits.dtype)
@@ -78,7 +84,10 @@ class PresencePenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        check_number("presence_penalty", self.penalty, math.isfinite, "a finite number")
+        finite = lambda x: abs(x) <= MOST
+        check_number(
+            "presence_penalty", self.penalty, finite, f"a finite number, at most {MOST:g} in size"
+        )
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return jnp.where(counts > 0, logits - self.penalty, logits)

@@ -248,3 +248,14 @@ def test_dropped_weights(name):
         np.testing.assert_allclose(d.U, kept / 0.75, rtol=1e-15)
         chex.assert_trees_all_equal(new.replace(U=old.U), old)
     assert len(kept_by_layer) == 4
+
+
+def test_what_drops_weights_keeps():
+    """The dtype of U for any rate, and what is no layer; a traced rate out of range is NaN."""
+    layer = jaxgru.init_gru(KEY, F, H, dtype="bfloat16")
+    for rate in (0.5, np.float64(0.5), jnp.float32(0.5)):
+        model = jaxgru.drop_weights(KEY, {"rnn": layer, "head": jnp.ones(3)}, rate)
+        assert model["rnn"].U.dtype == jnp.bfloat16 and (model["head"] == 1).all()
+        assert 0 < (model["rnn"].U == 0).mean() < 1
+    drop = jax.jit(lambda rate: jaxgru.drop_weights(KEY, layer, rate).U)
+    assert jnp.isnan(drop(1.5)).all() and jnp.isnan(drop(1.0)).all() and jnp.isnan(drop(-0.5)).all()

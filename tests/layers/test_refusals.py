@@ -232,7 +232,12 @@ def test_one_sentence_says_what_is_wrong(function, arguments, says):
             lambda: masks(KEY, (0.5, 0.5), "state"),
             "the dropout rate is (0.5, 0.5); it must be at l",
         ),
-        (lambda: masks(KEY, (0.5,), "state", "zoneout"), "1 rates; layer 0 has a carry of 2 parts"),
+        (
+            lambda: masks(KEY, (0.5,), "state", "zoneout"),
+            "1 rate; layer 0 has a carry of 2 parts, which",
+        ),
+        (lambda: masks(KEY, (), "state", "zoneout"), "0 rates; layer 0 has a carry of 2 parts"),
+        (lambda: masks(KEY, (0, 0, 0), "state", "zoneout"), "3 rates; layer 0 has a carry of 2"),
         (lambda: masks(KEY, (0.5, 2), "state", "zoneout"), "rate is 2; it must be at least 0 and"),
         (lambda: masks(None, 0.5, "state"), "key is None; only zoneout has a mean to evaluate"),
     ],

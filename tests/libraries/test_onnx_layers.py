@@ -536,8 +536,16 @@ test_nodes_that_are_refused = refused(*((partial(from_onnx, model), says) for mo
 )))  # fmt: skip
 
 
-def test_peepholes_of_zeros():
-    model = graph_of("LSTM", peepholes=True)
-    (P,) = (t for t in model.graph.initializer if t.name == "P")
-    P.CopyFrom(numpy_helper.from_array(np.zeros((1, 9), np.float32), "P"))
-    assert same_bits(from_onnx(model)[0].layer, from_onnx(graph_of("LSTM"))[0].layer)
+@pytest.mark.parametrize("two", [False, True])
+def test_peepholes_of_zeros(two):
+    """As a new layer has them; and, of two directions, one that has none."""
+    p, x = jaxgru.init_coupled_lstm(KEY, 4, 6, peepholes=True), normal(3, 5, 4, dtype=np.float32)
+    q = randomized(p, 1).replace(p=None)
+    (node,) = from_onnx(model := to_onnx(p, q if two else None))
+    assert same_bits(node.layer, p)
+    if two:
+        p = randomized(p, 2)
+        for sides in ((p, q), (q, p)):
+            model, (y, ends) = to_onnx(*sides), jaxgru.bidirectional(*sides, x)
+            zeros = jax.tree.map(jnp.zeros_like, jax.tree.leaves(ends))
+            close(jax.tree.leaves((y, ends)), runtime(model)(x, *zeros))

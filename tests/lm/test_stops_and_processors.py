@@ -272,6 +272,7 @@ class TestGenerate:
     (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a finite number above 0"),
     (lambda: RepetitionPenalty(float("inf")), "repetition_penalty is inf"),
     (lambda: FrequencyPenalty(float("nan")), "frequency_penalty is nan; it must be a finite"),
+    (lambda: PresencePenalty(1e39), "presence_penalty is 1e.39; it must be a finite number, at"),
     (lambda: PresencePenalty("1"), "presence_penalty is '1'; it must be a finite number"),
     (lambda: Exempt(MinP(1), [V])(jnp.zeros((1, V)), jnp.zeros((1, V), int)),
      f"exempt contains {V}; the vocabulary's tokens are 0 to"),

@@ -65,7 +65,8 @@ def load_initial(config: Config, expected: str = "") -> InitialModel | None:
         if field.name != "vocab_size" and have != want:
             raise UserError(
                 f"training cannot start from {name}: its model.{field.name} is {have}, and this "
-                f"config's is {want}; they must be the same."
+                f"config's is {want}; they must be the same, as with --model.{field.name} "
+                f"{str(have).lower()}."
             )
     digest = hashlib.sha256(tokenizer.to_bytes())
     for leaf in flatten(params).values():
