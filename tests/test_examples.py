@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import operator
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,7 @@ def example(name):
 
 ppo, r2d2 = map(example, ("recurrent_ppo", "r2d2"))
 attention, forecasting, tuning = map(example, ("attention", "forecasting", "fine_tuning"))
-evolution = example("evolution")
+evolution, rssm = map(example, ("evolution", "rssm"))
 labelling, classification = map(example, ("sequence_labelling", "sequence_classification"))
 
 
@@ -517,3 +519,68 @@ class TestSequenceClassification:
         out = run(monkeypatch, capsys, "sequence_classification", "--steps", 600)
         two, rule, gru = map(float, re.findall(r"([\d.]+)%", out))
         assert two < 50 and rule > 80 and gru > rule + 2
+
+
+class TestRSSM:
+    def test_an_episode_in_a_sequence_is_the_episode_alone(self):
+        """From zeros, and without the action before it."""
+        params, keys = rssm.init(jax.random.key(0), 8), jax.random.split(jax.random.key(1), 12)
+        seen = rssm.play(jax.random.key(2), 3, 12)
+        starts = jnp.zeros_like(seen.starts).at[jnp.array([0, 5, 6])].set(True)
+        seen = seen._replace(action=jnp.ones_like(seen.action), starts=starts)
+        whole = rssm.observe(params, seen, keys)
+        for steps in (slice(5), slice(5, 6), slice(6, 12)):
+            part, expected = jax.tree.map(operator.itemgetter(steps), (seen, whole))
+            action, starts = part.action.at[0].set(0), jnp.zeros_like(part.starts)
+            alone = part._replace(action=action, starts=starts)
+            chex.assert_trees_all_close(
+                rssm.observe(params, alone, keys[steps]), expected, atol=1e-5
+            )
+
+    def test_to_imagine_is_to_observe_with_the_prior(self):
+        """A posterior that is the prior, blind to x, draws what is imagined."""
+        params, keys = rssm.init(jax.random.key(0), 8), jax.random.split(jax.random.key(1), 12)
+        W, V = params["prior"]
+        blind = params | {"posterior": (jnp.pad(W, ((0, 1), (0, 0))), V)}
+        seen = rssm.play(jax.random.key(2), 3, 12, ends=0)
+        observed = h, z, _ = rssm.observe(blind, seen, keys)
+        imagined = rssm.imagine(params, (h[3], z[3]), seen.action[4:], keys[4:])
+        chex.assert_trees_all_close(imagined, tuple(a[4:] for a in observed), atol=1e-5)
+
+    def test_the_core_is_the_guides(self):
+        """With one group."""
+        page = (ROOT / "docs" / "guide" / "custom_cell.md").read_text()
+        blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        x = jax.random.normal(jax.random.key(0), (2, 5, 3))
+        names = {**vars(rssm), "register": lambda init: init, "x": x, "starts": None}
+        exec(next(block for block in blocks if "class DreamerParams" in block), names)
+        theirs = names["init_dreamer_gru"](jax.random.key(1), 3, 4, num_groups=1)
+        b, gain = jax.random.normal(jax.random.key(2), (2, 12))
+        ours = rssm.DreamerParams(theirs.W[0], gain, b)
+        y, expected = (jaxgru.unroll(p, x)[0] for p in (ours, theirs.replace(gain=gain, b=b)))
+        np.testing.assert_allclose(y, expected, atol=1e-6)
+
+    def test_it_learns_how_the_ball_moves(self):
+        """It imagines better than from the last observation alone, and than that the ball stays.
+
+        And the prior foretells z better than the frequencies of z do.
+        """
+        keys = jax.random.split(jax.random.key(0), 4)
+        params = rssm.train(keys[0], 300, hidden_dim=32)
+        world = rssm.play(keys[1], 200, rssm.PAST + rssm.FUTURE, ends=0)
+        reset = world._replace(starts=jnp.ones_like(world.starts))
+        imagined, alone = (rssm.futures(params, w, keys[2]).mean(-1) for w in (world, reset))
+        error = lambda x: jnp.square(x - world.position[rssm.PAST :])[:10].mean()
+        assert error(imagined) < 0.9 * min(error(alone), error(world.x[rssm.PAST - 1]))
+        h, _, posterior = rssm.observe(params, world, jax.random.split(keys[3], len(world.x)))
+        p = jnp.exp(posterior)
+        foretold = lambda log_q: (p * log_q).sum((-2, -1)).mean()
+        frequencies = jnp.log(p.mean((0, 1)))
+        assert foretold(rssm.log_p(params["prior"], h)) > foretold(frequencies)
+
+    @pytest.mark.slow
+    def test_the_command(self, monkeypatch, capsys, tmp_path, drawn):
+        out = run(monkeypatch, capsys, "rssm", "--updates", 7, "--figure", tmp_path / "ball.svg")
+        numbers = [re.findall(r"\d\.\d\d", line) for line in out.splitlines()[-3:]]
+        assert "update     7" in out and [len(row) for row in numbers] == [5, 5, 5]
+        assert (tmp_path / "ball.svg").stat().st_size > 5000
