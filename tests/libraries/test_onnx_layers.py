@@ -70,7 +70,11 @@ def in_float64(function, *inputs, **flags):
 
 @struct
 class ReluRNN(RNNParams):
-    """Somebody's own cell, which ONNX's RNN is not."""
+    """Somebody's own cell, which ONNX's RNN is not, with an array of the open sizes."""
+
+    def inputs(self, x):
+        x_1 = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], -1)
+        return x_1 @ jnp.concatenate([self.W, self.b[None]])
 
     def step(self, layout, h, a):
         return jax.nn.relu(a + layout.times(self.U, h))
@@ -128,9 +132,9 @@ def drawn(kind, E=4, H=6, seed=0):
 
 
 PLAIN = {
-    "Add", "Concat", "Div", "Identity", "MatMul", "Max", "Min", "Mul", "Not", "Reciprocal",
-    "ReduceSum", "Reshape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose",
-    "Unsqueeze", "Where",
+    "Add", "Concat", "Div", "Expand", "Identity", "MatMul", "Max", "Min", "Mul", "Not",
+    "Reciprocal", "ReduceSum", "Reshape", "Shape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub",
+    "Tanh", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 
 
