@@ -221,10 +221,10 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
         each = [zeros if side.p is None else side.p for side in layers]
         each = [common.reordered(P, p.peepholes, PEEPHOLES) for P in each]
         peepholes = [stored("P", each)]
-    axis_0, axis_1 = (graph.constant(f"axis_{axis}", [axis]) for axis in (0, 1))
+    axis = lambda i: graph.constant(f"axis_{i}", [i])
     states = []
     for part in _carry_parts(p):
-        parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis_0) for path in paths]
+        parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis(0)) for path in paths]
         states.append(parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=0))
     options: dict[str, Any] = {"hidden_size": sizes(p)[1], **fixed}
     options |= {} if p.clip is None else {"clip": float(p.clip)}
@@ -239,12 +239,12 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
     for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
         if mode.lengths:  # of a row without steps, ONNX Runtime returns zeros
             some = graph.node("Greater", mode.lengths, graph.constant("zero", np.int32(0)))
-            last = graph.node("Where", graph.node("Unsqueeze", some, axis_1), last, state)
+            last = graph.node("Where", graph.node("Unsqueeze", some, axis(1)), last, state)
         for d, path in enumerate(paths):
             index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
             graph.node("Gather", last, index, axis=0, outputs=[out])
     if len(layers) == 1:
-        return graph.node("Squeeze", y, axis_1)
+        return graph.node("Squeeze", y, axis(1))
     # (T, 2, B, H) → (T, B, 2·H)
     joined = graph.constant("side_by_side", [0, 0, -1])
     return graph.node("Reshape", graph.transpose(y, 0, 2, 1, 3), joined)

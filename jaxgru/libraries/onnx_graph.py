@@ -238,8 +238,8 @@ class _Operators:
             raise self.refused(f"JAX's {name}")
         whole = [self.whole(x, shape) for x, shape in zip(inputs, in_shapes, strict=True)]
         made = _OPERATORS[name](self, *whole, **params)
-        made = [made] if isinstance(made, str) else made
-        return [Value(n, aval.shape, aval.dtype) for n, aval in zip(made, out, strict=True)]
+        made = zip(made if isinstance(made, list) else [made], out, strict=True)
+        return [Value(x, aval.shape, aval.dtype) if isinstance(x, str) else x for x, aval in made]
 
     def refused(self, computes: str) -> InteropError:
         return InteropError(f"{self.what} computes {computes}, which jaxgru cannot write as ONNX.")
@@ -247,6 +247,11 @@ class _Operators:
     def named(self, x: Value) -> str:
         """Return the name of a tensor, which is now in the graph."""
         return x.name if x.array is None else self.graph.constant(x.name, x.array)
+
+    def node(self, op: str, *inputs: Value | str, **attributes: Any) -> str:
+        """Add a node that reads tensors, some given by name; return the name of its output."""
+        names = [x if isinstance(x, str) else self.named(x) for x in inputs]
+        return self.graph.node(op, *names, **attributes)
 
     def sizes(self, *sizes: Size) -> str:
         """Return the name of a constant with these sizes, axes or indices."""
@@ -260,7 +265,7 @@ class _Operators:
         kept = tuple(1 if i in new else x.shape[axes.index(i)] for i in range(len(shape)))
         if x.array is not None:
             return constant(x.name, x.array.reshape(kept))
-        name = self.graph.node("Unsqueeze", x.name, self.sizes(*new)) if new else x.name
+        name = self.node("Unsqueeze", x, self.sizes(*new)) if new else x.name
         return Value(name, kept, x.dtype)
 
     def whole(self, x: Value, shape: Sequence[Size]) -> Value:
@@ -274,10 +279,10 @@ class _Operators:
             if size not in self.open_sizes:
                 return self.sizes(size)
             name, axis = self.open_sizes[size]
-            return self.graph.node("Shape", name, start=axis, end=axis + 1)
+            return self.node("Shape", name, start=axis, end=axis + 1)
 
-        sizes = self.graph.node("Concat", *map(size, shape), axis=0)
-        return Value(self.graph.node("Expand", self.named(x), sizes), tuple(shape), x.dtype)
+        sizes = self.node("Concat", *map(size, shape), axis=0)
+        return Value(self.node("Expand", x, sizes), tuple(shape), x.dtype)
 
     # Of what is not elementwise. x has the shape that JAX sees
 
@@ -297,8 +302,7 @@ class _Operators:
         sizes = [0 if size in x.shape[i : i + 1] else size for i, size in enumerate(shape)]
         if open_sizes := [*filter(is_symbolic_dim, sizes)]:  # ONNX finds one size; 0 is that of x
             sizes[sizes.index(open_sizes[0])] = -1
-        name = self.graph.node("Reshape", x.name, self.sizes(*sizes))
-        return Value(name, tuple(shape), x.dtype)
+        return Value(self.node("Reshape", x, self.sizes(*sizes)), tuple(shape), x.dtype)
 
     def sliced(self, x: Value, starts: Sequence[int], ends: Sequence[Size]) -> Value:
         """Return x[start:end] along each axis."""
@@ -308,10 +312,10 @@ class _Operators:
         at = lambda of: self.sizes(*(of[axis] for axis in axes))
         cuts = at(starts), at(ends), self.sizes(*axes)
         shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
-        return Value(self.graph.node("Slice", self.named(x), *cuts), shape, x.dtype)
+        return Value(self.node("Slice", x, *cuts), shape, x.dtype)
 
 
-def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any, **_: Any) -> str:
+def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any, **_: Any) -> Value:
     (of_x, of_y), (batch_x, batch_y) = dimension_numbers
     free = lambda v, *used: [i for i in range(len(v.shape)) if i not in (*used[0], *used[1])]
     sizes = lambda v, axes: [v.shape[i] for i in axes]
@@ -322,14 +326,13 @@ def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any,
     x = ops.reshaped(x, [*batch, *([math.prod(rows)] if batch else rows), K])
     y = ops.transposed(y, [*batch_y, *of_y, *free_y])
     y = ops.reshaped(y, [*batch, K, math.prod(columns)])
-    xy = ops.graph.node("MatMul", ops.named(x), ops.named(y))
-    shape = *x.shape[:-1], y.shape[-1]
-    return ops.reshaped(Value(xy, shape, x.dtype), [*batch, *rows, *columns]).name
+    xy = Value(ops.node("MatMul", x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)
+    return ops.reshaped(xy, [*batch, *rows, *columns])
 
 
 def _gather(
     ops: _Operators, x: Value, indices: Value, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
-) -> str:
+) -> Value | str:
     """Add x[…, i, j:k], which JAX traces as this where a size of x is symbolic."""
     if indices.array is None or indices.array.ndim != 1:
         raise ops.refused("an index that is an array")
@@ -340,24 +343,20 @@ def _gather(
         raise ops.refused("an index outside of its axis")
     cut = ops.sliced(x, starts, ends)
     axes = dimension_numbers.collapsed_slice_dims
-    return _squeeze(ops, cut, dimensions=axes) if axes else ops.named(cut)
-
-
-def _squeeze(ops: _Operators, x: Value, *, dimensions: Sequence[int]) -> str:
-    return ops.graph.node("Squeeze", ops.named(x), ops.sizes(*dimensions))
+    return ops.node("Squeeze", cut, ops.sizes(*axes)) if axes else cut
 
 
 def _slice(
     ops: _Operators, x: Value, *, start_indices: Any, limit_indices: Any, strides: Any
-) -> str:
+) -> Value:
     if strides is not None and {*strides} != {1}:
         raise ops.refused("a slice with strides")
-    return ops.named(ops.sliced(x, start_indices, limit_indices))
+    return ops.sliced(x, start_indices, limit_indices)
 
 
-def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> Sequence[str]:
+def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> list[str]:
     parts = [f"{ops.graph.prefix}Split.{len(ops.graph.nodes)}.{i}" for i in range(len(sizes))]
-    ops.graph.node("Split", ops.named(x), ops.sizes(*sizes), outputs=parts, axis=axis)
+    ops.node("Split", x, ops.sizes(*sizes), outputs=parts, axis=axis)
     return parts
 
 
@@ -365,36 +364,32 @@ def _pad(ops: _Operators, x: Value, by: Value, *, padding_config: Any) -> str:
     low, high, inner = zip(*padding_config, strict=True)
     if any(inner) or min(*low, *high) < 0:
         raise ops.refused("padding between elements, or less than none")
-    return ops.graph.node("Pad", ops.named(x), ops.sizes(*low, *high), ops.named(by))
+    return ops.node("Pad", x, ops.sizes(*low, *high), by)
 
 
 def _reduce(op: str) -> Callable[..., str]:
-    return lambda ops, x, axes, **_: ops.graph.node(op, ops.named(x), axes=[*axes], keepdims=0)
+    return lambda ops, x, axes, **_: ops.node(op, x, axes=[*axes], keepdims=0)
 
 
-_OPERATORS: dict[str, Callable[..., str | Sequence[str]]] = {
-    "concatenate": lambda ops, *parts, dimension: ops.graph.node(
-        "Concat", *map(ops.named, parts), axis=dimension
-    ),
+_OPERATORS: dict[str, Callable[..., Value | str | list[str]]] = {
+    "concatenate": lambda ops, *parts, dimension: ops.node("Concat", *parts, axis=dimension),
     "dot_general": _dot_general,
     "gather": _gather,
     "pad": _pad,
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"),
-    "reduce_sum": lambda ops, x, *, axes, **_: ops.graph.node(
-        "ReduceSum", ops.named(x), ops.sizes(*axes), keepdims=0
-    ),
-    "reshape": lambda ops, x, *, new_sizes, dimensions, **_: ops.named(
-        ops.reshaped(ops.transposed(x, dimensions or range(len(x.shape))), new_sizes)
+    "reduce_sum": lambda ops, x, axes, **_: ops.node("ReduceSum", x, ops.sizes(*axes), keepdims=0),
+    "reshape": lambda ops, x, *, new_sizes, dimensions, **_: ops.reshaped(
+        ops.transposed(x, dimensions or range(len(x.shape))), new_sizes
     ),
     "slice": _slice,
     "split": _split,
-    "squeeze": _squeeze,
-    "tile": lambda ops, x, *, reps: ops.graph.node("Tile", ops.named(x), ops.sizes(*reps)),
-    "transpose": lambda ops, x, *, permutation: ops.named(ops.transposed(x, permutation)),
+    "squeeze": lambda ops, x, *, dimensions: ops.node("Squeeze", x, ops.sizes(*dimensions)),
+    "tile": lambda ops, x, *, reps: ops.node("Tile", x, ops.sizes(*reps)),
+    "transpose": lambda ops, x, *, permutation: ops.transposed(x, permutation),
 }
-"""(_Operators, inputs, the primitive's parameters) → the names of the outputs."""
+"""(_Operators, inputs, the primitive's parameters) → the outputs, or their names."""
 
 
 def _op(name: str) -> Callable[..., str]:
