@@ -15,8 +15,8 @@ from annotations import unchecked
 from jaxgru.cells import init_gru, init_lstm, init_rnn
 
 # Both sides sum the same ≤ 15 terms per value, over ≤ 5 steps, in different orders: each gradient
-# is off by some roundings (6e-8 in float32, 1e-16 in float64) of values of about 10.
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+# is off by some roundings (6e-8 in float32, 1e-16 in float64) of values of about 30.
+TOLERANCE = {"float64": 1e-10, "float32": 3e-5}
 
 LAYERS = {
     "gru": partial(init_gru, reset_gate="before"),
