@@ -394,7 +394,7 @@ def _threshold_and_scale(rate: Any) -> tuple[Threshold, Scale | None]:
     return threshold, 1 / (1 - threshold / 2**16) if rate else None
 
 
-def _whole(name: str, value: Any) -> UInt32[AnyArray, "*B"]:
+def _whole(name: str, value: object) -> UInt32[AnyArray, "*B"]:
     """Return the number of a row or a step in 32 bits."""
     if isinstance(value, Tracer):
         return value.astype(jnp.uint32)
