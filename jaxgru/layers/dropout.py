@@ -162,7 +162,7 @@ def dropout_masks(
     for item in each(dropout):
         rates = _check(item)
         rows = _whole("first_step", item.first_step), _whole("first_row", item.first_row)
-        if rates == [(0, None)]:
+        if not isinstance(item.rate, tuple) and rates[0][1] is None:
             continue
         seeds = _seeds(item, layers).of_layers
         for i in (i for i in range(L) if _is_at(item.site, i, L)):
