@@ -45,9 +45,8 @@ __all__ = [
     "LayerNormLSTMParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
     "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams", "ResidualStack", "UserError",
     "bidirectional", "cells", "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm",
-   "init_min_gru",
-    "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack", "initial_carry",
-    "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
+    "init_min_gru", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack",
+    "initial_carry", "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
 ]  # fmt: skip
 
 

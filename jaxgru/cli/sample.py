@@ -150,7 +150,6 @@ def main() -> None:
     options = Options(
         **{name: value for name, value in vars(arguments).items() if name in named},
         stateful=not arguments.stateless,
-        logits_processor=processors,
     )
     if arguments.ngram is not None:
         config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))

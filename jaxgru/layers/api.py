@@ -211,8 +211,8 @@ def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[T
 @partial(jax.jit, static_argnums=0)
 def _step(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Tree, ...]:
     """Compute `step`: one program."""
-    at_steps = lambda a: None if a is None else a[None]
-    x, reset, mask = map(at_steps, (arguments.x, arguments.reset, arguments.mask))
+    at_steps = arguments.x, arguments.reset, arguments.mask
+    x, reset, mask = jax.tree.map(lambda a: a[None], at_steps)
     arguments = arguments._replace(x=x, reset=reset, mask=mask)
     y, carry = _unroll(options, arguments, layers)
     return y[0], carry

@@ -75,8 +75,8 @@ class Dropout:
     first_step: int | Int[Array, ""] = 0
 
     def tree_flatten(self) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
-        each = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        static = all(isinstance(rate, float | int | str | np.generic) for rate in each)
+        several = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        static = all(isinstance(rate, float | int | str | np.generic) for rate in several)
         rates = (None, self.rate) if static else (self.rate, None)
         leaves = self.key, rates[0], self.first_row, self.first_step
         return leaves, (rates[1], self.site, self.kind)
@@ -116,7 +116,7 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
         return None
     several = each(dropout)
     for item in several:
-        _check(item)
+        _checked_rates(item)
         key, seen = item.key, type_name(item.key)
         if isinstance(key, Array | np.ndarray):
             seen = f"{key.dtype} {key.shape}"
@@ -160,7 +160,7 @@ def dropout_masks(
     L = len(layers)
     by_layer = [NO_MARKS] * L
     for item in each(dropout):
-        rates = _check(item)
+        rates = _checked_rates(item)
         rows = _whole("first_step", item.first_step), _whole("first_row", item.first_row)
         if not isinstance(item.rate, tuple) and rates[0][1] is None:
             continue
@@ -181,11 +181,11 @@ def dropout_masks(
     return [marks.turned() for marks in by_layer] if reverse else by_layer
 
 
-def _check(dropout: Dropout) -> list[tuple[Threshold, Scale | None]]:
+def _checked_rates(dropout: Dropout) -> list[tuple[Threshold, Scale | None]]:
     """Check a dropout, and return what `_threshold_and_scale` makes of its rates."""
     site, kind, rate = dropout.site, dropout.kind, dropout.rate
-    each = rate if isinstance(rate, tuple) and kind == "zoneout" else (rate,)
-    rates = list(map(_threshold_and_scale, each))
+    several = rate if isinstance(rate, tuple) and kind == "zoneout" else (rate,)
+    rates = list(map(_threshold_and_scale, several))
     check_one_of("the dropout site", site, SITES)
     check_one_of("the dropout kind", kind, KINDS)
     if kind == "zoneout" and site != "state":
@@ -319,7 +319,7 @@ def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
       ValueError: the rate is not as described, or no layer has such a matrix.
     """
     _, scale = _threshold_and_scale(rate)
-    nothing = 0 if scale is None else 0 * scale  # NaN if a traced rate is out of range
+    zero = 0 if scale is None else 0 * scale  # NaN if a traced rate is out of range
     each, structure = jax.tree.flatten(layers, is_leaf=lambda node: isinstance(node, Cell))
     if not any(layer.recurrent for layer in each if isinstance(layer, Cell)):
         raise ValueError(
@@ -332,9 +332,9 @@ def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
         keys = jax.random.split(key, len(layer.recurrent))
         for name, key_of_U in zip(layer.recurrent, keys, strict=True):
             U = at_least_float32(narrow := getattr(layer, name))
-            share, zero = (jnp.asarray(a, U.dtype) for a in (1 - rate + nothing, nothing))
-            keep = jax.random.bernoulli(key_of_U, share, U.shape)
-            layer = layer.replace(**{name: jnp.where(keep, U / share, zero).astype(narrow.dtype)})
+            share = jnp.asarray(1 - rate, U.dtype) + jnp.asarray(zero, U.dtype)
+            kept = jnp.where(jax.random.bernoulli(key_of_U, share, U.shape), U, 0)
+            layer = layer.replace(**{name: (kept / share).astype(narrow.dtype)})
         return layer
 
     return jax.tree.unflatten(structure, map(dropped, jax.random.split(key, len(each)), each))

@@ -48,6 +48,11 @@ class RepetitionPenalty:
         return jnp.where(counts > 0, penalised, logits)
 
 
+def _check_finite(name: str, penalty: float) -> None:
+    finite = lambda x: abs(x) <= MOST
+    check_number(name, penalty, finite, f"a finite number, at most {MOST:g} in size")
+
+
 @dataclass(frozen=True)
 class FrequencyPenalty:
     """Subtract `penalty` from a token's logit for each time that it is in the text so far.
@@ -62,10 +67,7 @@ class FrequencyPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        finite = lambda x: abs(x) <= MOST
-        check_number(
-            "frequency_penalty", self.penalty, finite, f"a finite number, at most {MOST:g} in size"
-        )
+        _check_finite("frequency_penalty", self.penalty)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return logits - self.penalty * counts.astype(logits.dtype)
@@ -84,10 +86,7 @@ class PresencePenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        finite = lambda x: abs(x) <= MOST
-        check_number(
-            "presence_penalty", self.penalty, finite, f"a finite number, at most {MOST:g} in size"
-        )
+        _check_finite("presence_penalty", self.penalty)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return jnp.where(counts > 0, logits - self.penalty, logits)

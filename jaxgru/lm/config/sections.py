@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import encodings
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import jax
 
 from jaxgru.cells import CELLS, CellParams, sizes
-from jaxgru.cells.contract import options_of_cell
+from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError, shown
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.config.fields import (
@@ -123,10 +124,12 @@ class ModelConfig(Section):
 
     def layer_shapes(self) -> CellParams:
         """Return a layer of this model as shapes, but for its input's size, which is 1."""
-        draw = lambda: CELLS[self.cell](
-            jax.random.key(0), 1, self.hidden_dim, **self.cell_options()
-        )
-        return jax.eval_shape(draw)
+        return _layer_shapes(CELLS[self.cell], self.hidden_dim, *self.cell_options().items())
+
+
+@functools.cache  # every override makes a config anew
+def _layer_shapes(init: Init, hidden_dim: int, *options: tuple[str, Any]) -> CellParams:
+    return jax.eval_shape(lambda: init(jax.random.key(0), 1, hidden_dim, **dict(options)))
 
 
 @dataclass(frozen=True)
