@@ -1,4 +1,4 @@
-"""Commands of a checkout, such as `python scripts/train.py` or `python -m scripts.maintain.readme`.
+"""Commands of a checkout, such as `python scripts/train.py` or `python -m scripts.pages.notebooks`.
 
 This puts the scripts' folder on the path for the latter, where Python puts it for the former.
 """

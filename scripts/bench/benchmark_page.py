@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/performance.md, made from docs/benchmarks.json."""
+"""The tables of docs/performance.md and README.md, and the figure, from docs/benchmarks.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.contestants import CONTESTANTS
 from bench.records import Benchmarks, ContestantTime, save
 from jaxgru.errors import counted
 from pages.figures import BLUE, INK, LINE, beside, head, svg
-from pages.markdown import table, write_page
+from pages.markdown import DOCS, ROOT, table, write_page
 from pages.models import called
 from pages.records import grouped
 
@@ -25,6 +25,13 @@ TABLES = {
     "acting": (("step_jit", "step"), "float32"),
 }
 """The page's tables of times: kinds of tasks, and precision of products."""
+IN_README = {
+    "jaxgru": "jaxgru",
+    "autodiff": "`lax.scan`",
+    "nnx": "Flax NNX",
+    "haiku": "dm-haiku",
+    "torch.nn": "`torch.nn`",
+}
 
 
 def title(record: ContestantTime) -> str:
@@ -168,8 +175,18 @@ def tables(data: Benchmarks) -> dict[str, str]:
     return made
 
 
+def speeds(data: Benchmarks) -> str:
+    """Return README's table of training steps in milliseconds: a row per Astra model."""
+    steps = [r for r in newest(data, ["training"], "float32") if r.config.startswith("astra")]
+    lines = []
+    for ours, faster in compared(steps):
+        times = [value(ours, faster[name] * ours.median) for name in IN_README]
+        lines.append([called(ours.config), f"**{times[0]}**", *times[1:]])
+    return table(["model", *IN_README.values()], lines, "lr")
+
+
 def write(docs: Path, data: Benchmarks) -> None:
-    """Write benchmarks.json, performance.md and its figure into the folder.
+    """Write benchmarks.json, performance.md and its figure into the folder; of docs/, README too.
 
     Raises:
       OSError: the folder cannot be written.
@@ -181,6 +198,8 @@ def write(docs: Path, data: Benchmarks) -> None:
     if steps:
         plot_speeds(docs / "figures" / "speed.svg", steps)
     write_page(docs / "performance.md", tables(data))
+    if docs.resolve() == DOCS:
+        write_page(ROOT / "README.md", {"speeds": speeds(data)})
 
 
 def plot_speeds(path: Path, steps: Comparison) -> None:

@@ -1,14 +1,14 @@
-"""README.md is what the records and a model say; its code runs, as does the guide's."""
+"""README.md is what the records say; its code runs, as does the guide's."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from maintain import readme
+from bench.benchmark_page import speeds
+from bench.records import load as load_benchmarks
 from pages.markdown import CODE, DOCS, fill
 from pages.records import load
 from study.records import Study
@@ -18,11 +18,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [Path("README.md"), *(p.relative_to(ROOT) for p in (ROOT / "docs/guide").glob("*.md"))]
 
 
-def test_its_tables_are_those_of_the_records_and_a_model(script, monkeypatch):
-    """`python -m scripts.maintain.readme` remakes the tables."""
-    monkeypatch.setenv("COLUMNS", readme.WIDTH)
-    name, *options = shlex.split(readme.COMMAND)[1:]
-    tables = readme.tables(script(Path(name).stem, *options).out)
+def test_its_table_is_that_of_the_records():
+    """`python scripts/benchmark.py` remakes it."""
+    tables = {"speeds": speeds(load_benchmarks(DOCS / "benchmarks.json"))}
     assert fill(README, tables.pop) == README and tables == {}
 
 
