@@ -181,12 +181,6 @@ class TestTheSite:
         shown = set(re.findall(r"`(\w+\.py)`", first_cells("examples")))
         assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
 
-    def test_the_numbers_of_the_home_page_are_those_of_the_study(self):
-        home, study = ((DOCS / f"{name}.md").read_text() for name in ("index", "study"))
-        claims = home.partition("## What a state is worth")[2].partition("\n## ")[0]
-        numbers = set(re.findall(r"\d\.\d+", claims))
-        assert len(numbers) == 3 and numbers <= {*re.findall(r"\d\.\d+", study)}
-
 
 class TestTheLesson:
     """The playground is in TypeScript, so its sources are read."""
