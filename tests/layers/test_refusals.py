@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against import randomized
 from annotations import unchecked
 
 import jaxgru
@@ -27,16 +28,16 @@ from jaxgru.layers.dropout import dropout_masks
 pytestmark = pytest.mark.usefixtures("float64")
 
 KEY, F, H = jax.random.key(0), 3, 4
-GRU, LSTM, MLP = (
-    init_gru(KEY, F, H),
-    init_lstm(KEY, F, H),
-    jaxgru.cells.init_mlp(KEY, F, H, context_length=3),
+drawn = lambda init, *sizes, **options: randomized(
+    jax.eval_shape(lambda: init(KEY, *sizes, **options))
 )
-MIN_GRU, zeros = jaxgru.init_min_gru(KEY, F, H), np.zeros
+GRU, LSTM = drawn(init_gru, F, H), drawn(init_lstm, F, H)
+MLP = drawn(jaxgru.cells.init_mlp, F, H, context_length=3)
+MIN_GRU, zeros = drawn(jaxgru.init_min_gru, F, H), np.zeros
 X, X_t, h, pair = np.ones((2, 3, F), "f4"), np.ones((2, F), "f4"), zeros((2, H)), zeros((2, 2, H))
 NARROW = GRU.replace(b=GRU.b.astype(jnp.bfloat16))
-RESIDUAL = init_stack("rnn", KEY, 3, 4, 3, bidirectional=True, residual=True)
-WIDER = RESIDUAL[0].replace(layers=(RESIDUAL[0].layers[0], init_rnn(KEY, 4, 5)))
+RESIDUAL = [jaxgru.ResidualStack((drawn(init_rnn, 3, 4), *[drawn(init_rnn, 4, 4)] * 2))] * 2
+WIDER = RESIDUAL[0].replace(layers=(RESIDUAL[0].layers[0], drawn(init_rnn, 4, 5)))
 VARIATIONAL = Dropout(KEY, 0.5, "state", "variational")
 
 
