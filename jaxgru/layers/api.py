@@ -22,6 +22,7 @@ from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup, looked_up, of_steps
 from jaxgru.errors import check_flags, check_one_of, check_whole
+from jaxgru.layers import validate
 from jaxgru.layers.dropout import (
     Dropouts,
     checked,
@@ -40,25 +41,7 @@ from jaxgru.layers.implementations import (
 from jaxgru.layers.remat import run_in_segments
 from jaxgru.layers.sharding import on_mesh, over_batch_axes, sharded_by_xla
 from jaxgru.layers.stack import Layers
-from jaxgru.layers.validate import (
-    Carries,
-    as_array,
-    as_carry,
-    as_flags,
-    as_initial,
-    as_input,
-    as_lengths,
-    as_stack,
-    carry_like,
-    check_arrays,
-    check_containers,
-    check_layers,
-    check_order,
-    check_stack,
-    in_reading_order,
-    real_steps,
-    strongly_typed,
-)
+from jaxgru.layers.validate import Carries
 
 
 def unroll(
@@ -128,9 +111,9 @@ def unroll(
         it); the implementation or the dropout is unknown; or the cell cannot apply the dropout.
       TypeError: forward mode needs the implementation "autodiff".
     """
-    check_containers(layers, x, carry)
+    validate.check_containers(layers, x, carry)
     options = _Options(implementation, time_major, return_carries, remat, reverse)
-    arguments = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    arguments = _Arguments(validate.as_input(x), carry, reset, lengths, mask, initial, dropout)
     return _call(_unroll, options, arguments, layers=layers)
 
 
@@ -177,32 +160,32 @@ def _call(
     if dropout is not None:
         arguments = arguments._replace(dropout=checked(dropout))
     if reset is not None:
-        arguments = arguments._replace(reset=as_flags("reset", reset, shape))
+        arguments = arguments._replace(reset=validate.as_flags("reset", reset, shape))
     if mask is not None:
-        arguments = arguments._replace(mask=as_flags("mask", mask, shape))
+        arguments = arguments._replace(mask=validate.as_flags("mask", mask, shape))
     if lengths is not None:
-        lengths = as_lengths(lengths, shape, options.axis(shape))
+        lengths = validate.as_lengths(lengths, shape, options.axis(shape))
         arguments = arguments._replace(lengths=lengths)
     try:
         with forward_mode_explained():
             return function(options, arguments, **layers)
     except TypeError:  # of `jit`, for what is not an array
         for name, of_direction in layers.items():
-            check_layers(name, of_direction)
-            check_arrays(f"a weight in {name}", of_direction)
-        check_arrays("the carry", carry)
-        check_arrays("initial", initial)
+            validate.check_layers(name, of_direction)
+            validate.check_arrays(f"a weight in {name}", of_direction)
+        validate.check_arrays("the carry", carry)
+        validate.check_arrays("initial", initial)
         raise
 
 
 @partial(jax.jit, static_argnums=0)
 def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[Tree, ...]:
     """Compute `unroll`: one program."""
-    check_layers("layers", layers)
-    check_order(layers, arguments.x, arguments.carry)
-    stack, is_single, is_residual = as_stack(layers)
+    validate.check_layers("layers", layers)
+    validate.check_order(layers, arguments.x, arguments.carry)
+    stack, is_single, is_residual = validate.as_stack(layers)
     sequences = _enter(options, arguments)
-    check_stack(stack, sequences.x.shape[-1], is_residual)
+    validate.check_stack(stack, sequences.x.shape[-1], is_residual)
     start, of_reset = _start(stack, is_single, sequences, arguments.carry, arguments.initial)
     y, *carries = _run(options, is_residual, stack, sequences, start, of_reset, arguments.dropout)
     return (sequences.left(y), *sequences.of_carries(carries, is_single))
@@ -264,7 +247,7 @@ def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     batch, T = (*shape[:axis], *shape[axis + 1 :]), shape[axis]
     if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
-    real = mask if lengths is None else real_steps(lengths, shape, axis)
+    real = mask if lengths is None else validate.real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
         x = of_steps(partial(IN_ROWS.choose, real), x)
     if reset is not None and lengths is not None:
@@ -290,11 +273,11 @@ def _start(
 ) -> tuple[Carries, Carries | None]:
     """Return the carry before the first step, and `initial`, with an entry per layer."""
     batch, rows = sequences.batch, sequences.rows
-    like = carry_like(stack, math.prod(batch))
-    start = None if carry is None else as_carry(carry, like, is_single, batch, rows)
+    like = validate.carry_like(stack, math.prod(batch))
+    start = None if carry is None else validate.as_carry(carry, like, is_single, batch, rows)
     of_reset = None
     if initial is not None:
-        of_reset = as_initial(initial, like, is_single, start, batch, rows)
+        of_reset = validate.as_initial(initial, like, is_single, start, batch, rows)
     return start or of_reset or initial_carry(stack, rows), of_reset
 
 
@@ -325,7 +308,7 @@ def _run(
         x, reset, real, mask = inputs
         (T, B), dropout = x.shape[:2], in_rows(dropout, row)
         if reverse:
-            reset = None if reset is None else in_reading_order(reset, mask)
+            reset = None if reset is None else validate.in_reading_order(reset, mask)
             x = of_steps(lambda a: a[::-1], x)
         of_layer = initial if initial and reset is not None else [None] * len(stack)
         marks = [Marks(reset, start, real) for start in of_layer]
@@ -341,7 +324,7 @@ def _run(
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
         return y if real is None else IN_ROWS.choose(real, y), carry, carries
 
-    dtype = jax.tree.leaves(carry_like(stack, 1))[0].dtype
+    dtype = jax.tree.leaves(validate.carry_like(stack, 1))[0].dtype
     if isinstance(x, Lookup):
         x = Lookup(jnp.asarray(x.table, dtype), x.ids)
     else:
@@ -397,7 +380,7 @@ def bidirectional(
       TypeError: as `unroll`.
     """
     options = _Options(implementation, time_major, return_carries, remat)
-    arguments = _Arguments(as_input(x), carry, reset, lengths, mask, initial, dropout)
+    arguments = _Arguments(validate.as_input(x), carry, reset, lengths, mask, initial, dropout)
     return _call(_bidirectional, options, arguments, forward=forward, backward=backward)
 
 
@@ -406,9 +389,9 @@ def _bidirectional(
     options: _Options, arguments: _Arguments, forward: Layers, backward: Layers
 ) -> tuple[Tree, ...]:
     """Compute `bidirectional`: one program."""
-    check_layers("forward", forward)
-    check_layers("backward", backward)
-    (ahead, is_single, is_residual), (back, *kind) = as_stack(forward), as_stack(backward)
+    validate.check_layers("forward", forward)
+    validate.check_layers("backward", backward)
+    (ahead, is_single, is_residual), (back, *kind) = map(validate.as_stack, (forward, backward))
     stacks, L = (ahead, back), len(ahead)
     if L != len(back):
         raise ValueError(
@@ -419,7 +402,7 @@ def _bidirectional(
     if is_single != kind[0]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
     sequences = _enter(options, arguments)
-    check_stack(list(zip(*stacks, strict=True)), sequences.x.shape[-1], is_residual)
+    validate.check_stack(list(zip(*stacks, strict=True)), sequences.x.shape[-1], is_residual)
     carries, initials = _pair(arguments.carry, "carry"), _pair(arguments.initial, "initial")
     starts = [
         _start(stack, is_single, sequences, *parts)
@@ -489,8 +472,8 @@ def step(
     """
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
-    check_containers(layers, x, carry)
-    x = as_array("x", x)
+    validate.check_containers(layers, x, carry)
+    x = validate.as_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
@@ -517,10 +500,10 @@ def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:
     for size in batch:
         if not is_symbolic_dim(size):
             check_whole("batch_size", size, least=0)
-    check_layers("layers", layers)
-    stack, is_single, _ = as_stack(layers)
+    validate.check_layers("layers", layers)
+    stack, is_single, _ = validate.as_stack(layers)
     carry = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
-    carry = jax.tree.map(strongly_typed, carry)
+    carry = jax.tree.map(validate.strongly_typed, carry)
     if len(batch) != 1:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, *leaf.shape[1:]), carry)
     return carry[0] if is_single else carry
