@@ -201,8 +201,17 @@ def main() -> None:
     add = partial(parser.add_argument, type=int, metavar="N")
     add("--updates", default=2000, help="training steps (2000)")
     add("--seed", default=0, help="seed of the weights, the worlds and the samples (0)")
-    add("--figure", type=str, metavar="PATH", help="draw observed, true and imagined balls")
+    add(
+        "--figure",
+        type=str,
+        metavar="PATH",
+        help="an .svg or .png of observed, true and imagined balls",
+    )
     options = parser.parse_args()
+    if options.updates < 1:
+        parser.error("--updates must be above 0.")
+    if options.figure and not options.figure.endswith((".svg", ".png")):
+        parser.error(f"--figure is {options.figure}; it must end in .svg or .png.")
     keys = jax.random.split(jax.random.key(options.seed), 3)
     params = train(keys[0], options.updates)
 

@@ -83,16 +83,10 @@ def test_help_begins_with_what_the_example_does(path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "name, options, says",
     [
-        (
-            "recurrent_ppo",
-            ["--num-envs", 6],
-            "--num-envs must be a multiple of 4, the minibatches.",
-        ),
-        (
-            "recurrent_ppo",
-            ["--delay", 128],
-            "--num-steps must be above --delay, or no episode ends",
-        ),
+        ("recurrent_ppo", ["--num-envs", 6], "must be a multiple of 4, the minibatches."),
+        ("recurrent_ppo", ["--delay", 128], "must be above --delay, or no episode ends"),
+        ("rssm", ["--updates", 0], "--updates must be above 0."),
+        ("rssm", ["--figure", "ball.jpeg"], "--figure is ball.jpeg; it must end in .svg or"),
         ("r2d2", ["--burn-in", 0], "--burn-in must be above 0."),
         ("r2d2", ["--learned", 996], "--learned and --burn-in must be below 996 together"),
         ("fine_tuning", ["--text", "missing.txt"], "missing.txt"),
