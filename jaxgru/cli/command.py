@@ -55,26 +55,19 @@ def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
     """Return the parser of `jaxgru`; given the parsers of the commands, with their options."""
     parser = Parser(
         "Recurrent language models in JAX. `jaxgru help COMMAND` lists a command's options.",
-        [
-            "sample --prompt 'ROMEO: '",
-            "train astra_alpha",
-            "evaluate runs/astra_alpha",
-        ],
+        ["sample --prompt 'ROMEO: '", "train astra_alpha", "evaluate runs/astra_alpha"],
         usage="COMMAND [options]",
     )
     versions = version("jaxgru"), jax.__version__, platform.python_version()
     parser.add_argument(
-        "--version",
-        action="version",
-        version="jaxgru {}, JAX {}, Python {}".format(*versions),
+        "--version", action="version", version="jaxgru {}, JAX {}, Python {}".format(*versions),
         help="print the versions of jaxgru, JAX and Python, and exit",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--print-completion",
-        choices=["bash", "zsh", "fish"],
+        "--print-completion", choices=["bash", "zsh", "fish"],
         help="print a shell's completion script; bash looks for it in "
         "~/.local/share/bash-completion/completions/jaxgru",
-    )
+    )  # fmt: skip
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser
     )

@@ -14,16 +14,11 @@ def make_parser() -> Parser:
     parser = Parser(
         __doc__, ["corpus", "corpus --output tiny_shakespeare.txt", "corpus --corpus my_text.txt"]
     )
-    parser.add_argument(
-        "--corpus",
-        metavar="NAME_OR_PATH",
-        default=TINY_SHAKESPEARE,
-        help="%(default)s (the default), or a UTF-8 text of your own: a file, folder or pattern",
-    )
-    parser.add_argument("--output", metavar="FILE", type=Path, help="file to write the text to")
-    parser.add_argument(
-        "--force", action="store_true", help="replace an --output file that holds another text"
-    )
+    add = parser.add_argument
+    help = "%(default)s (the default), or a UTF-8 text of your own: a file, folder or pattern"
+    add("--corpus", metavar="NAME_OR_PATH", default=TINY_SHAKESPEARE, help=help)
+    add("--output", type=Path, help="file to write the text to")
+    add("--force", action="store_true", help="replace an --output file that holds another text")
     return parser
 
 
@@ -39,10 +34,8 @@ def main() -> None:
             if path.exists() and not arguments.force and path.read_bytes() != data:
                 raise CorpusError(f"{path} has other content; to replace it, add --force.")
             write_bytes(path.resolve(), data)  # a link stays
-    print(f"source      {corpus.source}")
-    print(f"characters  {len(corpus.text)}")
     lines = corpus.text.count("\n") + (not corpus.text.endswith("\n"))  # the last may lack an end
-    print(f"lines       {lines}")
-    print(f"SHA-256     {corpus.sha256}")
+    print(f"source      {corpus.source}\ncharacters  {len(corpus.text)}")
+    print(f"lines       {lines}\nSHA-256     {corpus.sha256}")
     if path is not None:
         print(f"written to  {path}")

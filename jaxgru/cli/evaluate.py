@@ -52,27 +52,19 @@ def make_parser() -> Parser:
     )  # fmt: skip
     parser.add_model()
     add = parser.add_argument_group("measures").add_argument
-    add(
-        "--text",
-        metavar="FILE",
+    # fmt: off
+    add("--text", metavar="FILE",
         help="text to score as a whole; - reads standard input. If the model's own text has moved, "
-        "give it here: it is read and split as in training",
-    )
+        "give it here: it is read and split as in training")
     parser.add_encoding(add, "--text")
     add("--validation", metavar="FILE", help="the model's own data.validation, if it has moved")
-    add(
-        "--output",
-        metavar="FILE",
-        type=Path,
+    add("--output", type=Path,
         help=".csv file to write: position, token and nats of each token but the first, over one "
-        "stream, or the table of --lines; an older file is replaced",
-    )
-    add(
-        "--lines",
-        action="store_true",
+        "stream, or the table of --lines; an older file is replaced")
+    add("--lines", action="store_true",
         help="score each line of --text alone, from its first token on: a table of number, nats, "
-        "tokens, nats per token and text, on standard output if there is no --output",
-    )
+        "tokens, nats per token and text, on standard output if there is no --output")
+    # fmt: on
     for name, option in ASKED.items():
         add(option, action="store_true", help=MEASURES[name].help)
     return parser

@@ -39,13 +39,9 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one sentence; options cannot be abbreviated.
 
-    "-" and "_" are the same in the names of options. Where an option names no type, or Path, its
-    value is not empty, as that of an unset variable is.
-
-    Args:
-      description: what the command does.
-      examples: its last lines of help, such as "train astra_alpha".
-      usage: what its first line of help shows after the command's name; None: every option.
+    "-" and "_" are the same in the names of options. A text is not empty, as that of an unset
+    variable is. The examples, such as "train astra_alpha", end the help; `usage` is what its first
+    line shows after the command's name, if not every option.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class Parser(argparse.ArgumentParser):
         self.examples = examples
         self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
         self.register("type", None, _not_empty)
-        self.register("type", Path, lambda text: Path(_not_empty(text)))
 
     def format_help(self) -> str:
         """Return the help: what kind of value each option takes, and at its end the examples."""
@@ -77,17 +72,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown option is an error that names what was probably meant."""
-        args = list(sys.argv[1:] if args is None else args)
         declared = {option.replace("_", "-"): option for option in self._option_string_actions}
-        for i, argument in enumerate(args):
-            name, equals, value = argument.partition("=")
-            if not re.fullmatch(r"--?[A-Za-z]\S*", name):
-                continue
-            if (dashed := name.replace("_", "-")) not in declared:
+        words: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            name, equals, value = word.partition("=")
+            option = declared.get(name.replace("_", "-"))
+            if option is None and re.fullmatch(r"--?[A-Za-z]\S*", name):
                 meant = nearest(name, declared.values(), "--help lists the options")
                 self.error(f"there is no option {name}; {meant}.")
-            args[i] = declared[dashed] + equals + value
-        return super().parse_args(args, namespace)
+            words.append(option + equals + value if option else word)
+        return super().parse_args(words, namespace)
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
@@ -97,28 +91,17 @@ class Parser(argparse.ArgumentParser):
             group, "model", f"a pretrained model ({', '.join(pretrained_names())}), the folder of "
             f"a run, or a {NAMES} file{otherwise}", also=("--run", "--pretrained"),
         )  # fmt: skip
-        model.add_argument(
-            "--ngram",
-            type=int,
-            metavar="ORDER",
-            choices=range(1, 9),
-            help="count an n-gram model of this order, 1 to 8, instead",
-        )
-        group.add_argument(
-            "--config",
-            metavar="CONFIG",
-            help="config whose text --ngram counts (default: astra_alpha)",
-        )
+        model.add_argument("--ngram", type=int, metavar="ORDER", choices=range(1, 9),
+                           help="count an n-gram model of this order, 1 to 8, instead")  # fmt: skip
+        help = "config whose text --ngram counts (default: astra_alpha)"
+        group.add_argument("--config", metavar="CONFIG", help=help)
         self.add_epoch(group)
 
     def add_epoch(self, group: Any) -> None:
         """Add --epoch to a group of options or to the parser itself."""
-        group.add_argument(
-            "--epoch",
-            choices=["best", "last"],
-            help="of a run: the epoch with the lowest validation loss, or the last (default: with "
-            "early stopping the best, else the last)",
-        )
+        help = ("of a run: the epoch with the lowest validation loss, or the last (default: with "
+                "early stopping the best, else the last)")  # fmt: skip
+        group.add_argument("--epoch", choices=["best", "last"], help=help)
 
     def check_output(self, path: Path, suffix: str) -> None:
         """Refuse a file that could not be written, before anything slow starts."""
@@ -173,8 +156,7 @@ def _not_empty(text: str) -> str:
 def write_output(path: Path | None, parts: Iterable[str]) -> None:
     """Write what a command makes as one file or, where there is no path, print each part at once.
 
-    What a text has that is not UTF-8 is written as it was read, as `run_script` has it for standard
-    output. Raises UserError if the file cannot be written.
+    What a text has that is not UTF-8 is written as it was read, as to standard output.
     """
     if path is None:
         for part in parts:
@@ -200,10 +182,8 @@ def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
     Returns the group for options that exclude it.
     """
     exclusive = group.add_mutually_exclusive_group()
-    help = f"{help}; also as {' or '.join(also)}"
-    exclusive.add_argument(
-        name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS, help=help
-    )
+    exclusive.add_argument(name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS,
+                           help=f"{help}; also as {' or '.join(also)}")  # fmt: skip
     exclusive.add_argument(*also, dest=name, help=argparse.SUPPRESS)
     return exclusive
 
@@ -241,11 +221,10 @@ def run_command(name: str) -> NoReturn:
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run a command: exit 2 with one line on stderr for a UserError, 130 after Ctrl-C.
+    """Run a command: exit 2 with one line on stderr for a mistake, 130 after Ctrl-C.
 
-    A lack of memory or of the requested device is reported in one line, too, because the user can
-    change what was asked for; so is what the system says of no file, such as that standard output
-    is full. If the reader of standard output has gone, exit 1 in silence.
+    Mistakes are a UserError, a lack of memory or of the device that was asked for, and a full disk
+    behind standard output. If the reader of standard output has gone, exit 1 in silence.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
         signal.signal(signal.SIGINT, _end_at_once)

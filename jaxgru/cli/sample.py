@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
 from jaxgru.errors import UserError, check_whole, needs, shown
+from jaxgru.lm import processors
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import read_text
@@ -17,26 +18,18 @@ from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
-from jaxgru.lm.processors import (
-    Exempt,
-    FrequencyPenalty,
-    MinP,
-    PresencePenalty,
-    RepetitionPenalty,
-    Typical,
-)
 
 DEFAULT = "astra_beta"  # where no model is named
 PROCESSORS = (
-    ("--repetition-penalty", RepetitionPenalty,
+    ("--repetition-penalty", processors.RepetitionPenalty,
      "divide the logits of tokens already in the text by this, such as 1.2 (default: 1)"),
-    ("--frequency-penalty", FrequencyPenalty,
+    ("--frequency-penalty", processors.FrequencyPenalty,
      "subtract this from a token's logit for each time that it is in the text (default: 0)"),
-    ("--presence-penalty", PresencePenalty,
+    ("--presence-penalty", processors.PresencePenalty,
      "subtract this from the logits of tokens already in the text (default: 0)"),
-    ("--min-p", MinP,
+    ("--min-p", processors.MinP,
      "exclude tokens less likely than this fraction of the likeliest one (default: none)"),
-    ("--typical", Typical,
+    ("--typical", processors.Typical,
      "sample from the tokens of nearly average surprise that together have this probability "
      "(default: all)"),
 )  # fmt: skip
@@ -46,74 +39,46 @@ PENALTIES = [option for option, *_ in PROCESSORS if option.endswith("-penalty")]
 
 def make_parser() -> Parser:
     """Return the parser of this command's options."""
+    # fmt: off
     parser = Parser(
         __doc__,
-        [
-            "sample",
-            "sample astra_gamma --prompt 'JULIET: ' --temperature 0.6",
-            "sample runs/astra_alpha --compare --temperature 0",
-            "sample astra_beta --stop '\\n\\n' --num-samples 8",
-            "sample astra_beta --prompts names.txt --output texts.jsonl",
-        ],
+        ["sample", "sample astra_gamma --prompt 'JULIET: ' --temperature 0.6",
+         "sample runs/astra_alpha --compare --temperature 0",
+         "sample astra_beta --stop '\\n\\n' --num-samples 8",
+         "sample astra_beta --prompts names.txt --output texts.jsonl"],
         usage="[MODEL] [options]",
     )
     parser.add_model(DEFAULT)
     add = parser.add_argument_group("text").add_argument
-    add(
-        "--prompt",
-        type=unescaped,
+    add("--prompt", type=unescaped,
         help="text to continue, in which \\n is a newline "
-        f"(default: {PROMPT!r}; for models of other texts a newline or word)",
-    )
-    add(
-        "--prompts",
-        metavar="FILE",
+        f"(default: {PROMPT!r}; for models of other texts a newline or word)")
+    add("--prompts", metavar="FILE",
         help="continue each line of this file (-: of standard input) or, of a .jsonl file, each "
         "line's prompt, in batches: a JSON object with line, prompt and the text after it for "
-        "each, on standard output if there is no --output",
-    )
+        "each, on standard output if there is no --output")
     parser.add_encoding(add, "--prompts")
     add("--output", type=Path, help=".jsonl file for --prompts; an older file is replaced")
-    add(
-        "--num-tokens", type=int, default=Options.num_tokens,
-        help="number of tokens to generate (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--temperature", type=float, default=Options.temperature,
-        help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)",
-    )  # fmt: skip
+    add("--num-tokens", type=int, default=Options.num_tokens,
+        help="number of tokens to generate (default: %(default)s)")
+    add("--temperature", type=float, default=Options.temperature,
+        help="divisor of the logits; 0 takes the likeliest token (default: %(default)s)")
     add("--top-k", type=int, help="sample from this many of the likeliest tokens (default: all)")
-    add(
-        "--top-p",
-        type=float,
-        help="sample from the likeliest tokens that together have this probability (default: all)",
-    )
+    add("--top-p", type=float,
+        help="sample from the likeliest tokens that together have this probability (default: all)")
     for option, _, help in PROCESSORS:
         add(option, type=float, help=help)
-    add(
-        "--exempt",
-        metavar="TEXT",
-        type=unescaped,
-        help="the tokens of TEXT, in which \\n is a newline, never count for a penalty",
-    )
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        type=unescaped,
+    add("--exempt", metavar="TEXT", type=unescaped,
+        help="the tokens of TEXT, in which \\n is a newline, never count for a penalty")
+    add("--stop", action="append", default=[], metavar="TEXT", type=unescaped,
         help="end the text before TEXT, in which \\n is a newline; may be given several times. The "
-        "text of a model that was trained in units (data.unit) also ends where the unit does",
-    )
-    add(
-        "--unknown",
-        action=argparse.BooleanOptionalAction,
-        default=Options.unknown,
-        help="whether the text may hold the token of unknown words or characters (default: no)",
-    )
+        "text of a model that was trained in units (data.unit) also ends where the unit does")
+    add("--unknown", action=argparse.BooleanOptionalAction, default=Options.unknown,
+        help="whether the text may hold the token of unknown words or characters (default: no)")
     add("--stateless", action="store_true", help="reset the state to zero before every token")
     add("--last-token-only", action="store_true",
-        help="read only the last token of the prompt, like the study's samplers")  # fmt: skip
+        help="read only the last token of the prompt, like the study's samplers")
+    # fmt: on
     add("--num-samples", type=int, default=1, help="number of samples (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
     add("--compare", action="store_true", help="print text with and without the state side by side")
@@ -145,7 +110,7 @@ def main() -> None:
     if arguments.exempt is not None and not any(map(value_of, PENALTIES)):
         parser.error(f"--exempt is for {', '.join(PENALTIES)}; give one of them, too.")
     values = ((kind, value_of(option)) for option, kind, _ in PROCESSORS)
-    processors = tuple(kind(value) for kind, value in values if value is not None)
+    asked = tuple(kind(value) for kind, value in values if value is not None)
     named = {field.name for field in dataclasses.fields(Options)}
     options = Options(
         **{name: value for name, value in vars(arguments).items() if name in named},
@@ -162,8 +127,8 @@ def main() -> None:
     unit, prompt = config.data.unit, arguments.prompt
     if arguments.exempt is not None:
         exempt = tokenizer.encode(arguments.exempt)
-        processors = tuple(Exempt(processor, exempt) for processor in processors)
-    options = dataclasses.replace(options, unit=unit, logits_processor=processors)
+        asked = tuple(processors.Exempt(processor, exempt) for processor in asked)
+    options = dataclasses.replace(options, unit=unit, logits_processor=asked)
     if arguments.prompts is not None:
         prompts = read_prompts(arguments.prompts, arguments.encoding or "utf-8")
         texts = generate_texts(model, tokenizer, prompts, options, arguments.num_samples)

@@ -23,46 +23,33 @@ def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
         __doc__,
-        [
-            "train astra_alpha",
-            "train astra_alpha --data.corpus my_text.txt --training.epochs 20",
-            "train --init astra_beta --data.corpus my_text.txt --training.epochs 5",
-            "train --resume runs/astra_alpha",
-        ],
+        ["train astra_alpha", "train astra_alpha --data.corpus my_text.txt --training.epochs 20",
+         "train --init astra_beta --data.corpus my_text.txt --training.epochs 5",
+         "train --resume runs/astra_alpha"],
         usage="(CONFIG | --init MODEL | --resume RUN) [options]",
-    )
+    )  # fmt: skip
     group = parser.add_argument_group("run")
     add_word(group, "config", f"{', '.join(config_names())}, or a .toml file", also=("--config",))
     add = group.add_argument
-    add(
-        "--init", metavar="MODEL", dest="training.init",
+    add("--init", metavar="MODEL", dest="training.init",
         help=f"start from the weights of this pretrained model, run folder or {NAMES} file; "
-        "without CONFIG, its config applies, too",
-    )  # fmt: skip
+        "without CONFIG, its config applies, too")  # fmt: skip
     add("--resume", metavar="RUN", help="resume this run; it ends as if it had never stopped")
     add("--name", help="name of the run's folder (default: made from config and text)")
-    add(
-        "--runs", metavar="FOLDER", default="runs", help="folder of all runs (default: %(default)s)"
-    )
+    add("--runs", metavar="FOLDER", default="runs",
+        help="folder of all runs (default: %(default)s)")  # fmt: skip
     add("--summary", nargs="?", const="layers", choices=["layers", "full"],
         help="print the model's sizes and exit, with a row per layer or (full) per parameter"
         )  # fmt: skip
     parser.add_config_fields(*_shown_config())
-    group = parser.add_argument_group("distributed (the same command in each process)")
-    group.add_argument(
-        "--distributed",
-        action="store_true",
-        help="join the processes that SLURM or Kubernetes started",
-    )
-    for name, type_, metavar, default, help in (
-        ("coordinator", str, "HOST:PORT", None, "address of process 0"),
-        ("processes", int, "INT", None, "number of processes"),
-        ("process", int, "INT", None, "number of this process, from 0"),
-        ("timeout", int, "SECONDS", processes.JOIN_SECONDS,
-         "time to wait for the other processes (default: %(default)s)"),
-    ):  # fmt: skip
-        group.add_argument(f"--distributed.{name}", dest=name, type=type_, metavar=metavar,
-                           default=default, help=help)  # fmt: skip
+    add = parser.add_argument_group("distributed (the same command in each process)").add_argument
+    add("--distributed", action="store_true",
+        help="join the processes that SLURM or Kubernetes started")  # fmt: skip
+    add("--distributed.coordinator", metavar="HOST:PORT", help="address of process 0")
+    add("--distributed.processes", type=int, help="number of processes")
+    add("--distributed.process", type=int, help="number of this process, from 0")
+    add("--distributed.timeout", type=int, metavar="SECONDS", default=processes.JOIN_SECONDS,
+        help="time to wait for the other processes (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -98,12 +85,13 @@ def main() -> None:
 
     keep_freed_memory()
     silence_orbax()  # until the process ends, because its threads outlive an error
-    this = arguments.coordinator, arguments.processes, arguments.process
+    of = lambda name: getattr(arguments, f"distributed.{name}")
     for name, least in ("processes", 1), ("process", 0), ("timeout", 1):
-        if (value := getattr(arguments, name)) is not None:
-            check_whole(f"--distributed.{name}", value, 10**9, least=least)
+        if of(name) is not None:
+            check_whole(f"--distributed.{name}", of(name), 10**9, least=least)
+    this = of("coordinator"), of("processes"), of("process")
     if arguments.distributed or this != (None, None, None):
-        processes.join(*this, arguments.timeout)
+        processes.join(*this, of("timeout"))
     with processes.end_if_another_dies():
         if arguments.resume:
             lifecycle.resume_run(arguments.resume, overrides)

@@ -41,8 +41,10 @@ def _field(
 
 recipe = functools.partial(_field, "recipe")
 """A field that is part of the numbers, and must not change within a run."""
+from_one = functools.partial(recipe, at_least=1)
+from_zero = functools.partial(recipe, 0, at_least=0)
 zero_to_one = functools.partial(recipe, 0.0, at_least=0, below=1)
-"""Such a field that is a probability or a decay, by default 0."""
+"""Such fields: a number from 1, one from 0, which is the default, and a probability or a decay."""
 placement = functools.partial(_field, "placement")
 """A field that says where and how the numbers are computed. It changes them by rounding at most, as
 other hardware does, so it may change within a run."""

@@ -31,20 +31,15 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
       name_or_path: one of `config_names()`, or a path that ends in `.toml`.
       overrides: values by dotted name (`{"training.epochs": 5}`); "name" is the config's name.
 
-    Raises:
-      ConfigError: the name is unknown; the file is missing, cannot be read or is not TOML; or a
-        section, field or value cannot be used.
+    Raises ConfigError if there is no such config, or the file or a value cannot be used.
     """
-    path = Path(name_or_path)
-    overrides = dict(overrides or {})
+    path, name, overrides = Path(name_or_path), str(name_or_path), dict(overrides or {})
     of_study = path.suffix != ".toml"
     if of_study:
-        names = config_names()
-        if str(name_or_path) not in names:
+        if name not in (names := config_names()):
             others = f"the known ones are {', '.join(names)}, or give the path of a .toml file"
-            meant = nearest(str(name_or_path), names, others)
-            raise ConfigError(f"there is no config {str(name_or_path)!r}; {meant}.")
-        path = config_dir() / f"{name_or_path}.toml"
+            raise ConfigError(f"there is no config {name!r}; {nearest(name, names, others)}.")
+        path = config_dir() / f"{name}.toml"
     try:
         table = parse_toml(path.read_bytes())
     except OSError as error:
@@ -52,7 +47,8 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     except ConfigError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
     values = _by_dotted_name({"name": path.stem, **table})
-    another = overrides.get("data.corpus", values.get("data.corpus")) != values.get("data.corpus")
+    corpus = values.get("data.corpus")
+    another = overrides.get("data.corpus", corpus) != corpus
     learns = values.get("data.tokenizer") == "sentencepiece"
     if of_study and another and learns and not overrides.get("data.tokenizer_file"):
         overrides.setdefault("data.tokenizer", "subwords")

@@ -19,6 +19,8 @@ from jaxgru.lm.config.fields import (
     ConfigError,
     Role,
     Section,
+    from_one,
+    from_zero,
     placement,
     recipe,
     setting,
@@ -44,29 +46,19 @@ class ModelConfig(Section):
 
     section = "model"
     cell: str = recipe("gru", "the recurrence", registry=CELLS)
-    vocab_size: int = recipe(
-        65,
-        "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs",
-        at_least=1,
+    vocab_size: int = from_one(
+        65, "number of tokens that subwords and sentencepiece learn; other tokenizers count theirs"
     )
-    embedding_dim: int = recipe(64, "size of an embedding", at_least=1, below=2**20)
-    hidden_dim: int = recipe(128, "size of a layer's hidden state", at_least=1, below=2**20)
-    num_layers: int = recipe(1, "stacked layers", at_least=1, below=2**10)
-    context_length: int = recipe(
-        0, "mlp: how many tokens it sees; 0 for all other cells", at_least=0, below=2**10
-    )
+    embedding_dim: int = from_one(64, "size of an embedding", below=2**20)
+    hidden_dim: int = from_one(128, "size of a layer's hidden state", below=2**20)
+    num_layers: int = from_one(1, "stacked layers", below=2**10)
+    context_length: int = from_zero("mlp: how many tokens it sees; other cells: 0", below=2**10)
     num_rounds: int = recipe(5, "mogrifier_gru: how often input and state are gated", at_least=2)
-    rank: int = recipe(
-        0, "mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8", at_least=0
+    rank: int = from_zero("mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8")
+    num_blocks: int = from_one(
+        1, "GRU and LSTM: diagonal blocks of the recurrent weights, a divisor of hidden_dim"
     )
-    num_blocks: int = recipe(
-        1,
-        "GRU and LSTM: number of diagonal blocks of the recurrent weights, a divisor of hidden_dim",
-        at_least=1,
-    )
-    proj_size: int = recipe(
-        0, "LSTM: size of a layer's output, a projection of h; 0: none", at_least=0
-    )
+    proj_size: int = from_zero("LSTM: size of a layer's output, a projection of h; 0: none")
     layer_norm: bool = recipe(False, "GRU and LSTM: layer normalisation within the cell")
     second_bias: bool = recipe(
         False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
@@ -149,16 +141,12 @@ class DataConfig(Section):
         registry=TOKENIZERS,
     )
     tokenizer_file: str = recipe(
-        "",
-        "a tokenizer to use as it is, of any kind, such as a .model of SentencePiece; empty: learn "
-        "one of the kind above",
+        "", "a tokenizer's file to use, such as a .model of SentencePiece; empty: learn one"
     )
-    min_count: int = recipe(
-        0,
+    min_count: int = from_zero(
         "words and characters: how often one must occur to be a token; rarer ones, and those that "
         "only other texts have, become one unknown token; 0: 2 for words, and 1 for characters, "
-        "which then have no such token",
-        at_least=0,
+        "which then have no such token"
     )
     unit: str = recipe(
         "",
@@ -178,13 +166,9 @@ class DataConfig(Section):
         at_least=0,
         below=1,
     )
-    validation_seed: int = recipe(
-        0, "seed that draws the units for validation", at_least=0, below=2**32
-    )
+    validation_seed: int = from_zero("seed that draws the units for validation", below=2**32)
     validation: str = setting(
-        "",
-        "another text to validate on, given like data.corpus; all of the corpus is then for "
-        "training",
+        "", "another text to validate on, like data.corpus, all of which is then for training"
     )
 
     def __post_init__(self) -> None:
@@ -214,13 +198,13 @@ class TrainingConfig(Section):
     """How a model is trained. Raises as `ModelConfig`."""
 
     section = "training"
-    epochs: int = recipe(10, "number of epochs", at_least=1)
-    steps_per_epoch: int = recipe(200, "optimizer steps per epoch", at_least=1)
-    batch_size: int = recipe(64, "sequences per batch, shared by all devices", at_least=1)
-    gradient_accumulation: int = recipe(
-        1, "batches per optimizer step, computed one after another in the memory of one", at_least=1
+    epochs: int = from_one(10, "number of epochs")
+    steps_per_epoch: int = from_one(200, "optimizer steps per epoch")
+    batch_size: int = from_one(64, "sequences per batch, shared by all devices")
+    gradient_accumulation: int = from_one(
+        1, "batches per optimizer step, computed one after another in the memory of one"
     )
-    sequence_length: int = recipe(128, "tokens per sequence", at_least=1)
+    sequence_length: int = from_one(128, "tokens per sequence")
     learning_rate: float = recipe(3e-3, "learning rate with which the schedule begins", above=0)
     schedule: Literal["cosine", "cosine_per_step", "linear", "constant", "plateau"] = recipe(
         "cosine",
@@ -230,12 +214,10 @@ class TrainingConfig(Section):
     plateau_factor: float = recipe(
         0.25, "plateau: what the learning rate is multiplied by", above=0, below=1
     )
-    plateau_patience: int = recipe(
-        1, "plateau: after how many epochs without a better validation loss", at_least=1
+    plateau_patience: int = from_one(
+        1, "plateau: after how many epochs without a better validation loss"
     )
-    warmup_steps: int = recipe(
-        0, "number of steps at the start in which the learning rate grows linearly", at_least=0
-    )
+    warmup_steps: int = from_zero("steps at the start in which the learning rate grows linearly")
     weight_decay: float = recipe(0.01, "AdamW's weight decay", at_least=0)
     decay_biases: bool = recipe(
         True, "weight decay on biases and other vectors, too; false: on matrices alone"
@@ -255,8 +237,7 @@ class TrainingConfig(Section):
         "decay of a moving average of the parameters, which is then the model; 0: none"
     )
     random_offset: bool = recipe(
-        False,
-        "whether streams begin each pass over the text at a random token, as if it were a ring",
+        False, "streams begin each pass over the text at a random token, as if it were a ring"
     )
     reset_probability: float = zero_to_one(
         "probability of resetting a row's state before a sequence of a stream"
@@ -266,14 +247,14 @@ class TrainingConfig(Section):
     )
     implementation: str = placement(
         "auto",
-        "what computes the layers; wavefront is for stacks on GPUs",
+        "what computes the layers; wavefront: stacks, on GPUs",
         registry=IMPLEMENTATIONS,
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"
     )
-    patience: int = recipe(
-        0, "epochs without a better validation loss before stopping early; 0: never", at_least=0
+    patience: int = from_zero(
+        "epochs without a better validation loss before stopping early; 0: never"
     )
     keep_epochs: bool = setting(
         False, "write each epoch's model to epochs/NNN.safetensors in the run folder"
@@ -284,7 +265,7 @@ class TrainingConfig(Section):
     shard_parameters: bool = placement(
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
-    seed: int = recipe(0, "seed of weights, batches and dropout", at_least=0, below=2**32)
+    seed: int = from_zero("seed of weights, batches and dropout", below=2**32)
     init: str = recipe(
         "", "a pretrained model's name, a run folder or a model's file to start from; empty: none"
     )

@@ -64,10 +64,9 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
     if batches == "streams":
         least, what = B * T + 1, f"{B} streams of sequences of {T}"
     if num_tokens < least:
-        has = counted(num_tokens, "token")
         raise UserError(
-            f"{name} has {has}, but {what} need at least {least}; add text, or shorten the "
-            "sequences."
+            f"{name} has {counted(num_tokens, 'token')}, but {what} need at least {least}; add "
+            "text, or shorten the sequences."
         )
 
 

@@ -46,10 +46,8 @@ def load_corpus(
     the canonical URL. A copy with another SHA-256 counts as not found. A text that was rebuilt or
     downloaded is kept in the cache.
 
-    Args:
-      name_or_path: "tiny_shakespeare", or where another text is: see `sources.read_text`. The text
-        is returned unchanged, with its line ends; only a byte order mark is left out.
-      encoding, reads_bytes: of another text, as in `sources.read_text`.
+    name_or_path: "tiny_shakespeare", or what `sources.read_text` takes, as `encoding` and
+    `reads_bytes` are, too.
     """
     place = os.fspath(name_or_path)
     if place != TINY_SHAKESPEARE:
@@ -70,11 +68,9 @@ def load_corpus(
 def split(
     tokens: Int[np.ndarray, "N"], validation_fraction: float = 0.1
 ) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "K"]]:
-    """Return `(train, validation)`: the beginning of the tokens (N,) and the rest, as views.
+    """Return `(train, validation)`: the beginning of the tokens (N,), and that share at the end.
 
-    Args:
-      validation_fraction: the share of the end, in (0, 1). The length of the training part is
-        rounded down: of 1,115,394 characters, 1,003,854 are for training, 111,540 for validation.
+    The length of the beginning is rounded down: of 1,115,394 characters, to 1,003,854.
     """
     num_train = int(len(tokens) * (1 - validation_fraction))
     return tokens[:num_train], tokens[num_train:]

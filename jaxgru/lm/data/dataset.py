@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -11,28 +10,12 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.errors import UserError, counted, shown
-from jaxgru.lm.config import Config
+from jaxgru.lm.config import Config, DataConfig, override
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
 from jaxgru.lm.data.sources import STDIN, Corpus, find_files
-from jaxgru.lm.data.tokenizers import (
-    TOKENIZERS,
-    Tokenizer,
-    learn_tokenizer,
-    read_tokenizer,
-)
-from jaxgru.lm.data.units import (
-    encode_units,
-    end_of,
-    end_token,
-    held_out,
-    separator,
-    split_units,
-)
-
-
-class ChangedText(UserError):
-    """A text is not the one that a model was trained or validated on."""
+from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, read_tokenizer
+from jaxgru.lm.data.units import encode_units, end_of, end_token, held_out, separator, split_units
 
 
 @dataclass(frozen=True)
@@ -70,18 +53,16 @@ def load_dataset(
       tokenizer: None: the one of data.tokenizer_file, or one learned from the whole text, which
         includes the validation text.
       sha256: the one that the dataset must have; "": any.
-      options: the options that an error names as the way to give the corpus and the validation
-        text, if they have moved.
+      options: what an error names as the way to give either text, if it has moved.
 
-    Returns:
-      The config, with what the corpus decides (its absolute path, the size of the vocabulary); and
-      the dataset.
+    Returns the config with what the text decides (absolute paths, the size of the vocabulary), and
+    the dataset.
     """
     data = config.data
     of_file = tokenizer is None and data.tokenizer_file
     if of_file:
         tokenizer = read_tokenizer(Path(data.tokenizer_file))
-        if data.tokenizer not in (type(data).tokenizer, tokenizer.kind):
+        if data.tokenizer not in (DataConfig.tokenizer, tokenizer.kind):
             raise UserError(
                 f"data.tokenizer is {data.tokenizer}, but {data.tokenizer_file} is a tokenizer of "
                 f"kind {tokenizer.kind}; set data.tokenizer to {tokenizer.kind}, or leave out one "
@@ -98,8 +79,8 @@ def load_dataset(
         )
     texts = [end_of(data.unit).join([*each, ""]) for each in units] or texts
     if tokenizer is None:
-        size, min_count = config.model.vocab_size, data.min_count or kind.min_count
-        tokenizer = learn_tokenizer(data.tokenizer, "".join(texts), size, min_count)
+        min_count = data.min_count or kind.min_count
+        tokenizer = kind.learn("".join(texts), config.model.vocab_size, min_count)
         pieces = (t for i, t in enumerate(tokenizer.pieces) if i != tokenizer.unknown)
         if data.min_count and all(map(str.isspace, pieces)):
             raise UserError(
@@ -117,17 +98,11 @@ def load_dataset(
             f"the validation split has {counted(len(validation), 'token')}, but a loss needs at "
             "least 2; give a longer text."
         )
-    config = dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, vocab_size=tokenizer.vocab_size),
-        data=dataclasses.replace(
-            data,
-            corpus=_place(data.corpus),
-            validation=_place(data.validation),
-            tokenizer=tokenizer.kind if of_file else data.tokenizer,
-            tokenizer_file=_place(data.tokenizer_file),
-        ),
-    )
+    decided = {"name": config.name, "model.vocab_size": tokenizer.vocab_size}
+    decided["data.tokenizer"] = tokenizer.kind if of_file else data.tokenizer
+    for name in ("corpus", "validation", "tokenizer_file"):
+        decided[f"data.{name}"] = _place(getattr(data, name))
+    config = override(config, decided)
     source = " and ".join(corpus.source for corpus in corpora)
     hashes = " ".join(corpus.sha256 for corpus in corpora)
     return config, Dataset(train, validation, tokenizer, source, num_characters, hashes, end)
@@ -175,13 +150,13 @@ def _corpora(
     wanted = sha256.split() or [""] * len(places)
     if len(wanted) != len(places):
         how = "on another text; give it with" if len(wanted) > 1 else "on its own text; leave out"
-        raise ChangedText(f"the model was validated {how} {options[1]}.")
+        raise UserError(f"the model was validated {how} {options[1]}.")
     for place, want, option in zip(places, wanted, options, strict=False):
         if sha256 and place not in (TINY_SHAKESPEARE, STDIN) and not find_files(place):
             raise UserError(f"there is no text {place}; give its place with {option}.")
         corpus = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
         if want not in ("", corpus.sha256):
-            raise ChangedText(
+            raise UserError(
                 f"{place} has changed or is another text: its SHA-256 is {corpus.sha256}, not "
                 f"{want}; give the right one with {option}."
             )

@@ -24,10 +24,9 @@ class CorpusError(UserError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text, where it came from, and a SHA-256 (hexadecimal) of the bytes that it was read from.
+    """A text, where it came from, and the SHA-256 (hexadecimal) of its file, decompressed.
 
-    For one file, those are its bytes, decompressed; for several, the hexadecimal SHA-256s of all of
-    them, joined.
+    For several files, it is that of their hexadecimal SHA-256s, joined.
     """
 
     text: str = field(repr=False)
@@ -39,7 +38,7 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
     """Read a text, unchanged but for a byte order mark, which is left out.
 
     Where one of several files does not end with a line break, one is added, so that its last line
-    is not joined with the next file's first.
+    is not joined with the next file's first. Raises CorpusError for what is no text.
 
     Args:
       place: a file; a folder, of which every file is read, the hidden ones left out; a pattern such
@@ -48,10 +47,6 @@ def read_text(place: str, encoding: str = "utf-8", reads_bytes: bool = False) ->
       encoding: of all of them.
       reads_bytes: the files need not be text. What is not UTF-8 is escaped by `surrogateescape`,
         and nothing is left out or added.
-
-    Raises:
-      CorpusError: there is no such file; it cannot be read, is empty, is in another encoding or is
-        not a text; or an encoding is given with `reads_bytes`.
     """
     is_utf_8 = encoding == "utf-8"
     if reads_bytes and not is_utf_8:

@@ -10,6 +10,7 @@ Line ends of Windows, \\r\\n, are read as \\n in every text in units, and in the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,11 +40,9 @@ def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
     """Return the token that ends a unit; None if the text is not read in units."""
     if not unit:
         return None
-    end = end_of(unit)
-    try:
+    end, tokens = end_of(unit), np.zeros(0, np.int32)
+    with contextlib.suppress(TokenizerError):
         tokens = tokenizer.encode(end)
-    except TokenizerError:
-        tokens = np.zeros(0, np.int32)
     if len(tokens) != 1 or tokenizer.decode(tokens) != end:
         raise TokenizerError(
             f"data.unit is {shown(unit)}, but a tokenizer of kind {tokenizer.kind} has no token "
@@ -74,7 +73,7 @@ def encode_units(
 ) -> tuple[Int[np.ndarray, "N"], int]:
     """Return the tokens of units, each encoded by itself, with the end-of-unit token around each.
 
-    Returns also the number of characters of the text that all tokens but the first stand for.
+    The number is of the characters of the text that all tokens but the first stand for.
     """
     ends = np.array([end_token(tokenizer, unit)], np.int32)
     parts = [ends]

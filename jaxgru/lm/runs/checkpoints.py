@@ -5,11 +5,10 @@ done, and as JSON `progress` and `made_with`: everything else that decides the n
 be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
 streams' carry. If `params` is a moving average, it also has the parameters that are trained.
 
-Orbax stores arrays flat, by their path in the tree, so that they can be read without this library.
-It writes a temporary folder and renames it, so a checkpoint is complete or absent. Then
-`checksums.json` is added, the SHA-256 of every file, because Orbax does not notice a flipped bit of
-a weight. (A checkpoint without it comes from a process that was killed at that moment; it is used
-if it can be read.)
+Orbax stores arrays flat, by their path in the tree, and renames a temporary folder, so a checkpoint
+is complete or absent. Then `checksums.json` is added, the SHA-256 of every file, because Orbax does
+not notice a flipped bit of a weight. (A checkpoint without it comes from a process that was killed
+at that moment; it is used if it can be read.)
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ with needs("train"):
 
 ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the items
 CHECKSUMS = "checksums.json"
-JAX_SETTINGS = (
-    *("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl"),
-    "jax_default_matmul_precision",
-)
+JAX_SETTINGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl",
+                "jax_default_matmul_precision")  # fmt: skip
 
 T = TypeVar("T")
 
@@ -120,42 +117,30 @@ def _check_made_with(
 
 
 def save(
-    manager: CheckpointManager,
-    state: TrainState,
-    best: Params | None,
-    progress: Progress,
+    manager: CheckpointManager, state: TrainState, best: Params | None, progress: Progress,
     recorded: dict[str, Any] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Save a checkpoint of the state's step, unless there is one already.
 
-    recorded: what `made_with` returns; None: nothing is recorded.
+    recorded: what `made_with` returns.
     """
     checkpoint = Checkpoint(manager, int(state.step))
     if checkpoint.step in manager.all_steps():
         return
-    values = {
-        "params": state.evaluated,
-        "optimizer": _without_evaluated(_storable(state)),
-        "progress": msgspec.to_builtins(progress),
-        "made_with": recorded or {},
-        "best": best,
-    }
-    checkpoint.write({name: value for name, value in values.items() if value is not None})
+    values = {"params": state.evaluated, "optimizer": _without_evaluated(_storable(state)),
+              "progress": msgspec.to_builtins(progress), "made_with": recorded or {}}  # fmt: skip
+    checkpoint.write(values if best is None else {**values, "best": best})
 
 
 def restore(
-    manager: CheckpointManager,
-    run: Path,
-    config: Config,
-    mesh: Mesh | None = None,
+    manager: CheckpointManager, run: Path, config: Config, mesh: Mesh | None = None,
     recorded: dict[str, Any] | None = None,
-) -> tuple[TrainState, Params | None, Progress]:
+) -> tuple[TrainState, Params | None, Progress]:  # fmt: skip
     """Restore what `fit` needs to resume, from the newest intact checkpoint.
 
     Broken ones that are newer are renamed, never deleted; a sentence on stderr names each.
 
-    mesh: the devices to restore onto, each its own part, however many it was written from; None:
-    the default device alone.
+    mesh: the devices to restore onto, however many it was written from; None: the default device.
     recorded: what `made_with` returns now, to be compared with the checkpoint's.
     """
     like = jax.eval_shape(
@@ -253,19 +238,19 @@ def silence_orbax() -> Callable[[], Any]:
 @contextlib.contextmanager
 def open_checkpoints(run: Path) -> Generator[CheckpointManager]:
     """Open a run's checkpoints, of which Orbax keeps the newest two."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(silence_orbax())
-        manager = ocp.CheckpointManager(
-            (run / "checkpoints").resolve(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=2,
-                enable_async_checkpointing=False,
-                lightweight_initialize=True,  # read nothing before the checksums are compared
-            ),
-            item_handlers={name: ocp.StandardCheckpointHandler() for name in ARRAYS}
-            | {name: ocp.JsonCheckpointHandler() for name in JSON},
-        )
-        yield stack.enter_context(manager)
+    handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in ARRAYS}
+    handlers |= {name: ocp.JsonCheckpointHandler() for name in JSON}
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        enable_async_checkpointing=False,
+        lightweight_initialize=True,  # read nothing before the checksums are compared
+    )
+    folder, undo = (run / "checkpoints").resolve(), silence_orbax()
+    try:
+        with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as manager:
+            yield manager
+    finally:
+        undo()
 
 
 @dataclass(frozen=True)

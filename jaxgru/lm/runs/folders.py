@@ -109,10 +109,7 @@ def saved_steps(run: Path) -> list[int]:
 
 
 def discard_empty(run: Path) -> bool:
-    """Delete a new run that has no checkpoint, and point `latest` at the run before it.
-
-    Returns whether it was deleted. Where it cannot be, nothing is raised.
-    """
+    """Delete a new run that has no checkpoint, if possible; return whether it was deleted."""
     if saved_steps(run) or not run.exists():
         return False
     shutil.rmtree(run, ignore_errors=True)
@@ -168,8 +165,7 @@ def find_run(path: str | Path) -> Path:
 def claim(run: Path) -> Generator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
-    If the system fails inside the context, as on a full disk, the RunError names the last
-    checkpoint.
+    After a failure of the system, such as a full disk, RunError names the last checkpoint.
     """
     if not is_first():
         yield  # the first process locks it for all

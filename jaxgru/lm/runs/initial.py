@@ -85,7 +85,6 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
 
     The model's tokenizer is kept if it is of the config's kind and size, no data.min_count is set,
     and the text is its own or has no more tokens that are unknown to it than to a new one.
-    Otherwise a new one is learned. The model's path is filled in.
     """
     if config.training.init:
         training = dataclasses.replace(config.training, init=_source(config.training.init))

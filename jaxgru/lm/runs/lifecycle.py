@@ -21,17 +21,11 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
-from jaxgru.lm.runs import checkpoints, folders, initial
+from jaxgru.lm.runs import checkpoints, folders, initial, terminal
 from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
-from jaxgru.lm.runs.terminal import (
-    console,
-    deferred_signals,
-    first_lines,
-    print_labelled,
-    progress_bar,
-)
+from jaxgru.lm.runs.terminal import console, print_labelled
 from jaxgru.lm.training import (
     Observer,
     Progress,
@@ -51,14 +45,12 @@ MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")
 def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
     """Train a config in the next free version of its run folder; return the folder.
 
-    Training starts from random weights, or from those of the model `training.init`. If the run ends
-    before its first checkpoint, its folder is deleted.
+    If the run ends before its first checkpoint, its folder is deleted. Raises KeyboardInterrupt on
+    Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
 
     text_sha256: the one that the text must have; "": any.
-
-    Raises KeyboardInterrupt on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
-    with deferred_signals() as interrupted:
+    with terminal.deferred_signals() as interrupted:
         mesh = _devices(config)
         folder, config, info, dataset, model = _create(config, root, text_sha256)
         try:
@@ -77,9 +69,7 @@ def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
 
 
 def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Path:
-    """Resume a run from its newest checkpoint, exactly; return its folder.
-
-    A run that was stopped before its first checkpoint starts from its first step.
+    """Resume a run from its newest checkpoint, or else from its first step; return its folder.
 
     Args:
       path: a run folder, or the folder of its versions.
@@ -97,7 +87,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
             f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
             f"can; {anew}"
         )
-    with deferred_signals() as interrupted, contextlib.ExitStack() as stack:
+    with terminal.deferred_signals() as interrupted, contextlib.ExitStack() as stack:
         run_path = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
         folder = Path(from_first(run_path))
         if folder.is_relative_to(Path.cwd()):  # which is shorter to read
@@ -183,12 +173,9 @@ class _Run:
         return f"{self.folder} is finished, with {counted(progress.epoch, 'epoch')}; {more} more."
 
     def train(
-        self,
-        state: TrainState,
-        best: Params | None,
-        progress: Progress,
+        self, state: TrainState, best: Params | None, progress: Progress,
         interrupted: Callable[[], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train to the end or to an interruption, and write all that a run leaves."""
         self._introduce(num_params(state.params))
         self._commit = folders.current_commit()
@@ -197,15 +184,11 @@ class _Run:
         training = self.config.training
         events = lambda: Events(self.folder, progress.records) if is_first() else None
         self._events = all_or_raise(events) if training.tensorboard else None
-        with progress_bar(training.epochs * training.steps_per_epoch) as (bar, task):
+        with terminal.progress_bar(training.epochs * training.steps_per_epoch) as (bar, task):
             self._show = partial(bar.update, task)
-            observer = Observer(
-                self._on_steps,
-                lambda epoch: self._show(status="validating"),
-                self._on_epoch,
-                interrupted,
-                self._on_interrupt,
-            )
+            validating = lambda epoch: self._show(status="validating")
+            saving = self._on_epoch, interrupted, self._on_interrupt
+            observer = Observer(self._on_steps, validating, *saving)
             splits = self.dataset.train, self.dataset.validation
             how = observer, self.mesh, self.dataset.end
             _, params = fit(self.config, state, best, progress, *splits, *how)
@@ -296,7 +279,7 @@ class _Run:
         else:
             when = f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
         print_labelled("loss", f"{best if patience else last:.4f} on the validation text {when}")
-        for label, line in zip(("text", ""), first_lines(text), strict=False):
+        for label, line in zip(("text", ""), terminal.first_lines(text), strict=False):
             print_labelled(label, line)
         print_labelled("figure", str(self.folder / "loss.png"))
         print_labelled("sample", f"jaxgru sample {shlex.quote(str(self.folder))}")

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import needs
-from jaxgru.lm.config import (
-    Config,
-    config_dir,
-    dotted_names,
-    field_value,
-    load_config,
-)
+from jaxgru.lm.config import Config, config_dir, dotted_names, field_value, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes, write_text
@@ -31,18 +25,18 @@ NUM_TOKENS = 300  # of samples.txt
 
 def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -> None:
     """Write metrics.jsonl and the figure from the records."""
+    with needs("train"):
+        from matplotlib import style
+
     lines = [json.dumps(record.to_dict()) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
     title = f"{config.name}, seed {config.training.seed}"
     train = [record.train_loss for record in progress.records]
     validation = [record.val_loss for record in progress.records]
-    published = published_losses(config, info)
-    with needs("train"):
-        from matplotlib import style
-
     with style.context("default"):  # the user's own may need LaTeX, for example
+        figure = losses_figure(title, train, validation, published_losses(config, info))
         image = io.BytesIO()
-        losses_figure(title, train, validation, published).savefig(image, format="png", dpi=120)
+        figure.savefig(image, format="png", dpi=120)
     write_bytes(run / "loss.png", image.getvalue())
 
 
@@ -123,9 +117,7 @@ def write_samples(
 ) -> str:
     """Write samples.txt: text from one prompt, stateless and stateful, greedy and not.
 
-    Of a model of units, each is a unit.
-
-    Returns the last of the texts: stateful, at temperature 0.8.
+    Of a model of units, each is a unit. The last one is returned: stateful, at temperature 0.8.
     """
     unit = config.data.unit
     prompt = "" if unit else default_prompt(info.text_sha256, tokenizer)

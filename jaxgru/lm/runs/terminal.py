@@ -51,17 +51,17 @@ def deferred_signals() -> Generator[Callable[[], bool]]:
         if console.is_terminal:
             console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
 
-    numbers: tuple[int, ...] = ()
-    if threading.current_thread() is threading.main_thread():
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ours = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
-    for number in ours:
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
+    if threading.current_thread() is not threading.main_thread():
+        before = {}
+    for number in before:
         signal.signal(number, handler)
     try:
         yield lambda: bool(seen)
     finally:
-        for number, before in ours.items():
-            signal.signal(number, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextlib.contextmanager

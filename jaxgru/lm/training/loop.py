@@ -52,16 +52,10 @@ class Observer:
 
 
 def fit(
-    config: Config,
-    state: TrainState,
-    best: Params | None,
-    progress: Progress,
-    train_tokens: Int[AnyArray, "N"],
-    val_tokens: Int[AnyArray, "M"],
-    observer: Observer,
-    mesh: Mesh | None = None,
-    end: int | None = None,
-) -> tuple[TrainState, Params]:
+    config: Config, state: TrainState, best: Params | None, progress: Progress,
+    train_tokens: Int[AnyArray, "N"], val_tokens: Int[AnyArray, "M"], observer: Observer,
+    mesh: Mesh | None = None, end: int | None = None,
+) -> tuple[TrainState, Params]:  # fmt: skip
     """Train to the end of the config's epochs; return the last state and the resulting parameters.
 
     With early stopping (training.patience), training ends after that many consecutive epochs
@@ -101,12 +95,8 @@ def fit(
                 )
             progress.epoch_losses += losses
             progress.epoch_seconds += seconds
-            observer.on_steps(
-                progress.epoch,
-                done + chunk,
-                losses[-1],
-                chunk * training.tokens_per_step / seconds,
-            )
+            speed = chunk * training.tokens_per_step / seconds
+            observer.on_steps(progress.epoch, done + chunk, losses[-1], speed)
             chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
 
         observer.on_validation(progress.epoch)
@@ -119,20 +109,18 @@ def fit(
         if training.schedule == "plateau":
             opt_state = after_validation(training, state.opt_state, val_loss)
             state = dataclasses.replace(state, opt_state=opt_state)
-        progress.records.append(
-            Epoch(
-                epoch=progress.epoch + 1,
-                step=step,
-                learning_rate=float(f"{rate:.6g}"),
-                train_loss=float(np.mean(progress.epoch_losses)),
-                val_loss=val_loss,
-                tokens_per_second=training.steps_per_epoch
-                * training.tokens_per_step
-                / progress.epoch_seconds,
-                seconds=progress.epoch_seconds,
-                peak_memory_mb=peak_memory_mb(),
-            )
+        seconds = progress.epoch_seconds
+        record = Epoch(
+            epoch=progress.epoch + 1,
+            step=step,
+            learning_rate=float(f"{rate:.6g}"),
+            train_loss=float(np.mean(progress.epoch_losses)),
+            val_loss=val_loss,
+            tokens_per_second=training.steps_per_epoch * training.tokens_per_step / seconds,
+            seconds=seconds,
+            peak_memory_mb=peak_memory_mb(),
         )
+        progress.records.append(record)
         progress.epoch_losses, progress.epoch_seconds = [], 0.0
         if val_loss < progress.best_val_loss:
             progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch

@@ -50,19 +50,12 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     arrays of more than one axis. With the schedule "plateau", a scale is the last of the chain.
     """
     matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    adamw = optax.adamw(
+        learning_rate(training), training.beta1, training.beta2, training.epsilon,
+        weight_decay=training.weight_decay, mask=None if training.decay_biases else matrices,
+    )  # fmt: skip
     plateau = [scaled_by_plateau(training)] if training.schedule == "plateau" else []
-    return optax.chain(
-        clip_by_global_norm(training.max_grad_norm),
-        optax.adamw(
-            learning_rate(training),
-            b1=training.beta1,
-            b2=training.beta2,
-            eps=training.epsilon,
-            weight_decay=training.weight_decay,
-            mask=None if training.decay_biases else matrices,
-        ),
-        *plateau,
-    )
+    return optax.chain(clip_by_global_norm(training.max_grad_norm), adamw, *plateau)
 
 
 def scaled_by_plateau(training: TrainingConfig) -> optax.GradientTransformation:

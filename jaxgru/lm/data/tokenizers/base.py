@@ -18,8 +18,6 @@ Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
 Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
 
-UTF_8 = codecs.getincrementaldecoder("utf-8")
-
 
 class TokenizerError(UserError):
     """A text that cannot be encoded or learned from, or a tokenizer that cannot be read."""
@@ -140,7 +138,7 @@ class ByteLevelTokenizer(Tokenizer):
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode chunk by chunk; the first bytes of a character wait for its last ones."""
-        decoder = UTF_8("replace")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for chunk in chunks:
             yield decoder.decode(self.joined(chunk))
         if rest := decoder.decode(b"", final=True):

@@ -9,28 +9,16 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.errors import counted, needs
-from jaxgru.lm.data.tokenizers.base import (
-    Chunk,
-    Start,
-    Tokens,
-    check_utf_8,
-    lacks,
-)
-from jaxgru.lm.data.tokenizers.sentencepiece_model import (
-    LINE,
-    RESERVED,
-    SPACE,
-    SentencePieceModel,
-    blocks,
-    train,
-)
+from jaxgru.lm.data.tokenizers import sentencepiece_model
+from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokens, check_utf_8, lacks
+from jaxgru.lm.data.tokenizers.sentencepiece_model import LINE, RESERVED, SPACE, blocks
 
 # Of white space, in front of a word, where SentencePiece begins a new piece in any case. It takes
 # other white space of Python's for no space, such as U+0085.
 END = r"[ \t\n\r](?=\S)"
 
 
-class SentencePieceTokenizer(SentencePieceModel):
+class SentencePieceTokenizer(sentencepiece_model.SentencePieceModel):
     """Byte-pair subwords.
 
     SentencePiece normalises a text: white space of any length becomes one space, so newlines are
@@ -57,12 +45,10 @@ class SentencePieceTokenizer(SentencePieceModel):
         with needs("train"):
             from sentencepiece import SentencePieceNormalizer
 
-        normalize = SentencePieceNormalizer(
-            rule_name="nmt_nfkc",  # as the trainer does by default
-            add_dummy_prefix=True,
-            escape_whitespaces=True,
+        normalize = SentencePieceNormalizer(  # as the trainer does by default
+            rule_name="nmt_nfkc", add_dummy_prefix=True, escape_whitespaces=True,
             remove_extra_whitespaces=True,
-        ).normalize
+        ).normalize  # fmt: skip
         normal = "".join(normalize(block) for block in blocks(text, END))
         # The trainer skips lines with its reserved character.
         lines = re.split(f"[\r\n{RESERVED}]", text)
@@ -73,17 +59,11 @@ class SentencePieceTokenizer(SentencePieceModel):
         lines += sorted(characters - seen - {RESERVED})
         # The trainer takes the name of a special piece in the text for the end of a word.
         unk, bos, eos = (absent(name, normal) for name in ("<unk>", "<s>", "</s>"))
-        model = train(
-            lines,
-            vocab_size,
-            required_chars="".join(sorted(characters - {RESERVED, SPACE})),
+        model = sentencepiece_model.train(
+            lines, vocab_size, required_chars="".join(sorted(characters - {RESERVED, SPACE})),
             user_defined_symbols=sorted(characters & {RESERVED}),
-            bos_id=1,
-            eos_id=2,
-            unk_piece=unk,
-            bos_piece=bos,
-            eos_piece=eos,
-        )
+            bos_id=1, eos_id=2, unk_piece=unk, bos_piece=bos, eos_piece=eos,
+        )  # fmt: skip
         return cls(model)
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:

@@ -9,29 +9,16 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.lm.data.tokenizers.base import (
-    ByteLevelTokenizer,
-    Start,
-    TokenizerError,
-    begin_with_spaces,
-    check_utf_8,
-)
-from jaxgru.lm.data.tokenizers.sentencepiece_model import (
-    LINE,
-    RESERVED,
-    SPACE,
-    SentencePieceModel,
-    TooManyPieces,
-    blocks,
-    train,
-)
+from jaxgru.lm.data.tokenizers import base, sentencepiece_model
+from jaxgru.lm.data.tokenizers.base import Start, TokenizerError
+from jaxgru.lm.data.tokenizers.sentencepiece_model import LINE, RESERVED, SPACE, blocks
 
 END = "\n|[^ ](?= )"  # of a line, or of a word before a space: no piece goes on
 COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
 LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
 
 
-class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
+class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTokenizer):
     """Byte-pair subwords, exact.
 
     No character is normalised. A space belongs to the word after it, and runs of spaces, as in
@@ -89,24 +76,19 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
         parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
         lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
         spaces_lead = text.count(" ") > counts[kept[:1]]  # all but the most frequent are required
-        options = {
-            "required_chars": kept if spaces_lead else kept[1:] + SPACE,
-            "normalization_rule_name": "identity",
-            "remove_extra_whitespaces": False,
-            "add_dummy_prefix": False,
-            "allow_whitespace_only_pieces": True,
-            "byte_fallback": True,
-            "user_defined_symbols": breaks,
-            "bos_id": -1,
-            "eos_id": -1,
-        }
+        options = dict(
+            required_chars=kept if spaces_lead else kept[1:] + SPACE, user_defined_symbols=breaks,
+            normalization_rule_name="identity", remove_extra_whitespaces=False,
+            add_dummy_prefix=False, allow_whitespace_only_pieces=True, byte_fallback=True,
+            bos_id=-1, eos_id=-1,
+        )  # fmt: skip
         try:
-            return cls(train(lines, vocab_size, **options))
-        except TooManyPieces as error:
-            return cls(train(lines, error.most, **options))
+            return cls(sentencepiece_model.train(lines, vocab_size, **options))
+        except sentencepiece_model.TooManyPieces as error:
+            return cls(sentencepiece_model.train(lines, error.most, **options))
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        check_utf_8(text)
+        base.check_utf_8(text)
         return np.concatenate([self._encode(block) for block in blocks(text, END)])
 
     def _encode(self, block: str) -> Int[np.ndarray, "N"]:
@@ -122,4 +104,5 @@ class SubwordTokenizer(SentencePieceModel, ByteLevelTokenizer):
 
     def may_follow(self, prompt: str) -> Start:
         """Return the spaces at the prompt's end: they belong to the word after them."""
-        return begin_with_spaces(self, prompt, [b.decode(errors="replace") for b in self.bytes_of])
+        texts = [data.decode(errors="replace") for data in self.bytes_of]
+        return base.begin_with_spaces(self, prompt, texts)

@@ -18,10 +18,8 @@ UNKNOWN = " <unk>"
 
 # Unicode's format characters, joiners and those marks that `marks` does not look for; not U+200B,
 # the zero-width space, which separates words
-FORMAT = (
-    "\u00ad\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0001-\U000e01ef"
-)
+FORMAT = "\u00ad\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+FORMAT += "\U000e0001-\U000e01ef"
 
 
 @functools.cache
