@@ -98,18 +98,15 @@ class TestDevices:
         }
 
 
-@pytest.mark.parametrize(
-    "shape, n, expected",
-    [
-        ((24, 16), 8, P("data")),
-        ((16, 24), 8, P(None, "data")),
-        ((65, 16), 8, P(None, "data")),  # the longest that divides
-        ((16, 16), 8, P("data")),
-        ((65,), 8, P()),
-        ((), 8, P()),
-        ((24, 16), 1, P()),
-    ],
-)
+@pytest.mark.parametrize("shape, n, expected", [
+    ((24, 16), 8, P("data")),
+    ((16, 24), 8, P(None, "data")),
+    ((65, 16), 8, P(None, "data")),  # the longest that divides
+    ((16, 16), 8, P("data")),
+    ((65,), 8, P()),
+    ((), 8, P()),
+    ((24, 16), 1, P()),
+])  # fmt: skip
 def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected):
     assert partition_spec(shape, n) == expected
 
@@ -260,15 +257,12 @@ def test_a_message_of_any_length_reaches_the_other_processes(length, monkeypatch
 
 
 class TestJoining:
-    @pytest.mark.parametrize(
-        "given, says",
-        [
-            (("localhost", 2, 0), "coordinator is 'localhost'; it must be HOST:PORT"),
-            (("localhost:1234", 2, 2), "cannot connect .*process_id < num_processes"),
-            (("localhost:1234", 2, None), "cannot connect .*process id .*--distributed.process"),
-            ((None, None, None), "cannot connect .*SLURM"),
-        ],
-    )
+    @pytest.mark.parametrize("given, says", [
+        (("localhost", 2, 0), "coordinator is 'localhost'; it must be HOST:PORT"),
+        (("localhost:1234", 2, 2), "cannot connect .*process_id < num_processes"),
+        (("localhost:1234", 2, None), "cannot connect .*process id .*--distributed.process"),
+        ((None, None, None), "cannot connect .*SLURM"),
+    ])  # fmt: skip
     def test_what_is_missing_or_wrong_is_said(self, given, says, monkeypatch):
         """Before JAX would look for the others, or is asked whether it computes already."""
         monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)

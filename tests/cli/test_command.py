@@ -52,21 +52,18 @@ def test_help_is_a_word_too(run):
     assert run("help", "train", "leviathan") == run("train", "leviathan", "--help")
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("--verzion", ": there is no option --verzion; the nearest is --version."),
-        ("trian --summary", ": there is no command trian; the nearest is train."),
-        ("help me", ": there is no command me; the commands are train, sample, evaluate, convert, "
-         "models, corpus."),
-        # the model that it takes where none is named
-        ("sample --epoch best",
-         " sample: astra_beta holds one model; only a run has a best epoch."),
-        ("convert astra_beta a.onnx --epoch last",
-         " convert: astra_beta holds one model; only a run has a last epoch."),
-        ("convert nothing.pth a.onnx", " convert: there is no file nothing.pth."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words, says", [
+    ("--verzion", ": there is no option --verzion; the nearest is --version."),
+    ("trian --summary", ": there is no command trian; the nearest is train."),
+    ("help me", ": there is no command me; the commands are train, sample, evaluate, convert, "
+     "models, corpus."),
+    # the model that it takes where none is named
+    ("sample --epoch best",
+     " sample: astra_beta holds one model; only a run has a best epoch."),
+    ("convert astra_beta a.onnx --epoch last",
+     " convert: astra_beta holds one model; only a run has a last epoch."),
+    ("convert nothing.pth a.onnx", " convert: there is no file nothing.pth."),
+])  # fmt: skip
 def test_a_mistake_is_one_line_and_2(run, words, says):
     assert run(*words.split()) == Outcome(2, "", f"jaxgru{says}\n")
 

@@ -102,15 +102,12 @@ class TestTrain:
         text = done.out.removeprefix("--- sample 1 of 1, seed 0\n")
         assert len(text) > 300 and text in (tiny_run / "samples.txt").read_text()
 
-    @pytest.mark.parametrize(
-        "words, total, rows",
-        [
-            ("astra_alpha --summary", r"86,913\W+0\.33", 3),
-            ("astra_alpha --summary full", r"86,913\W+0\.33", 7),
-            # 65·64 + (64 + 128 + 1)·384 + 128 + 4·16·(64 + 128) + 128·65 + 65
-            ("elman_alpha --model.cell mogrifier_gru --model.num_rounds 4 --summary", "99,073", 3),
-        ],
-    )
+    @pytest.mark.parametrize("words, total, rows", [
+        ("astra_alpha --summary", r"86,913\W+0\.33", 3),
+        ("astra_alpha --summary full", r"86,913\W+0\.33", 7),
+        # 65·64 + (64 + 128 + 1)·384 + 128 + 4·16·(64 + 128) + 128·65 + 65
+        ("elman_alpha --model.cell mogrifier_gru --model.num_rounds 4 --summary", "99,073", 3),
+    ])  # fmt: skip
     def test_summary_writes_nothing(self, script, tmp_path, words, total, rows):
         done = script("train", *words.split())
         assert (done.code, done.err) == (0, "")
@@ -602,46 +599,43 @@ class TestNGram:
         assert table_rows(out)["order 2"][1] == pytest.approx(kept, abs=6e-5)
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("sample --ngram 9", "argument --ngram: invalid choice: 9 .choose from 1, 2, "),
-        ("sample --ngram 3 --stateless --config tiny.toml", "an n-gram model has no state"),
-        ("sample --ngram 3 --compare", "or logits; leave out --compare."),
-        ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
-        ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
-        ("sample RUN --exempt a --min-p 0.1", "--exempt is for --repetition-penalty, .*; give one"),
-        ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
-        ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
-        ("evaluate --ngram 2 --config x", "there is no config 'x'"),
-        ("sample RUN --top-k 1000", "top_k is 1000"),
-        ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'; leave them out"),
-        ("sample RUN --prompts odd.txt", "prompt 1: the vocabulary .* lacks '1', 'é'"),
-        ("sample RUN --prompts odd.txt --compare", "leave out --prompt and --compare"),
-        ("sample RUN --output x.jsonl", "give --prompts, too"),
-        ("sample RUN --prompts odd.txt --output x.txt", "it must end in .jsonl"),
-        ("sample RUN --compare --stateless", "kept and reset; leave out --stateless"),
-        ("sample runs/nothing", "no model 'runs/nothing'; it must be a run's folder"),
-        ("evaluate RUN --text odd.txt", "on the file odd.txt: .* lacks '1', 'é'"),
-        ("evaluate RUN --text odd.txt --encoding x", "argument --encoding: .* is 'x'; it must"),
-        ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
-        ("sample RUN --encoding latin-1", "--encoding is for --prompts"),
-        ("evaluate RUN --lines", "--lines is for --text; give the file"),
-        ("evaluate RUN --lines --text odd.txt --random-batches", "leave out --random-batches"),
-        ("evaluate RUN --lines --text odd.txt", "odd.txt: line 1 cannot be encoded: .* '1', 'é'"),
-        ("evaluate RUN --text odd.txt --output x.tsv", "it must end in .csv"),
-        (
-            "evaluate RUN --output no/x.csv",
-            "no/x.csv cannot be written: no file can be created in no.",
-        ),
-        ("train", "give CONFIG, such as astra_alpha, or --init"),
-        ("train astra_alpha --resume runs", "give CONFIG, such as astra_alpha, or --init"),
-        ("train astra_alpha --training.state_dropout", "dropout: expected one argument"),
-        ("train astra_alpha --data.corpus TEXT --runs odd.txt", "cannot be written"),
-        ("train astra_alpha --name ../../escaped", "name is '../../escaped'"),
-        ("train --resume runs/nothing", "no run in runs/nothing.* give the folder"),
-    ],
-)
+@pytest.mark.parametrize("words, says", [
+    ("sample --ngram 9", "argument --ngram: invalid choice: 9 .choose from 1, 2, "),
+    ("sample --ngram 3 --stateless --config tiny.toml", "an n-gram model has no state"),
+    ("sample --ngram 3 --compare", "or logits; leave out --compare."),
+    ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
+    ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
+    ("sample RUN --exempt a --min-p 0.1", "--exempt is for --repetition-penalty, .*; give one"),
+    ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
+    ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
+    ("evaluate --ngram 2 --config x", "there is no config 'x'"),
+    ("sample RUN --top-k 1000", "top_k is 1000"),
+    ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'; leave them out"),
+    ("sample RUN --prompts odd.txt", "prompt 1: the vocabulary .* lacks '1', 'é'"),
+    ("sample RUN --prompts odd.txt --compare", "leave out --prompt and --compare"),
+    ("sample RUN --output x.jsonl", "give --prompts, too"),
+    ("sample RUN --prompts odd.txt --output x.txt", "it must end in .jsonl"),
+    ("sample RUN --compare --stateless", "kept and reset; leave out --stateless"),
+    ("sample runs/nothing", "no model 'runs/nothing'; it must be a run's folder"),
+    ("evaluate RUN --text odd.txt", "on the file odd.txt: .* lacks '1', 'é'"),
+    ("evaluate RUN --text odd.txt --encoding x", "argument --encoding: .* is 'x'; it must"),
+    ("evaluate RUN --encoding latin-1", "--encoding is for --text"),
+    ("sample RUN --encoding latin-1", "--encoding is for --prompts"),
+    ("evaluate RUN --lines", "--lines is for --text; give the file"),
+    ("evaluate RUN --lines --text odd.txt --random-batches", "leave out --random-batches"),
+    ("evaluate RUN --lines --text odd.txt", "odd.txt: line 1 cannot be encoded: .* '1', 'é'"),
+    ("evaluate RUN --text odd.txt --output x.tsv", "it must end in .csv"),
+    (
+        "evaluate RUN --output no/x.csv",
+        "no/x.csv cannot be written: no file can be created in no.",
+    ),
+    ("train", "give CONFIG, such as astra_alpha, or --init"),
+    ("train astra_alpha --resume runs", "give CONFIG, such as astra_alpha, or --init"),
+    ("train astra_alpha --training.state_dropout", "dropout: expected one argument"),
+    ("train astra_alpha --data.corpus TEXT --runs odd.txt", "cannot be written"),
+    ("train astra_alpha --name ../../escaped", "name is '../../escaped'"),
+    ("train --resume runs/nothing", "no run in runs/nothing.* give the folder"),
+])  # fmt: skip
 def test_refusals(refused, tmp_path, tiny_run, tiny_text, config, words, says):
     (tmp_path / "odd.txt").write_text("But soft é 1")
     given = words.replace("RUN", str(tiny_run)).replace("TEXT", str(tiny_text))

@@ -82,14 +82,11 @@ def assert_same(a, b):
     chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 
 
-@pytest.mark.parametrize(
-    "kind, recipe",
-    [
-        ("gru", RECIPE),
-        ("gru", AVERAGED),
-        *slow(*((kind, RECIPE) for kind in MODELS if kind != "gru")),
-    ],
-)
+@pytest.mark.parametrize("kind, recipe", [
+    ("gru", RECIPE),
+    ("gru", AVERAGED),
+    *slow(*((kind, RECIPE) for kind in MODELS if kind != "gru")),
+])  # fmt: skip
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path, kind, recipe):
     """If the parameters are averaged, the model that is loaded is their average."""
     run, config, state, kept, progress = make_run(tmp_path, MODELS[kind], recipe)

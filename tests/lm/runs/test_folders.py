@@ -122,14 +122,11 @@ def from_system(error, cause):
     return error
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
-        from_system(RuntimeError("Orbax's own words"), OSError(28, "No space left on device")),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "No space left on device"),
+    ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
+    from_system(RuntimeError("Orbax's own words"), OSError(28, "No space left on device")),
+])  # fmt: skip
 def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
     run = make_run(tmp_path)
     with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):

@@ -284,14 +284,11 @@ class TestConfig:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        "model, says",
-        [
-            ("nothing", "no model 'nothing'.*astra_alpha, astra_beta"),
-            ("no.safetensors", "no file.*no.safetensors"),
-            ("damaged.safetensors", "is not a whole safetensors file"),
-        ],
-    )
+    @pytest.mark.parametrize("model, says", [
+        ("nothing", "no model 'nothing'.*astra_alpha, astra_beta"),
+        ("no.safetensors", "no file.*no.safetensors"),
+        ("damaged.safetensors", "is not a whole safetensors file"),
+    ])  # fmt: skip
     def test_of_what_is_no_such_model(self, train, tmp_path, model, says):
         (tmp_path / "damaged.safetensors").write_bytes(b"\x10" * 100)
         assert re.search(says, train(init=model))

@@ -54,16 +54,13 @@ def family(run_copy, tmp_path):
 class TestBound:
     """To all that the checkpoint was made with."""
 
-    @pytest.mark.parametrize(
-        "old, new, says",
-        [
-            ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
-            ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
-            ("\nseed = 0", "\nseed = 1", "training.seed = 0, and this is 1; set it back, or start"),
-            ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
-            ("state_dropout = 0.1", "state_dropout = 0.2", "state_dropout = 0.1, and this is 0.2"),
-        ],
-    )
+    @pytest.mark.parametrize("old, new, says", [
+        ("learning_rate = 0.003", "learning_rate = 0.01", "learning_rate = 0.003, and this is"),
+        ("epochs = 2", "epochs = 1", "training.epochs = 2.*resume with --training.epochs 1\\."),
+        ("\nseed = 0", "\nseed = 1", "training.seed = 0, and this is 1; set it back, or start"),
+        ("batch_size = 4", "batch_size = 8", "training.batch_size = 4, and this is 8"),
+        ("state_dropout = 0.1", "state_dropout = 0.2", "state_dropout = 0.1, and this is 0.2"),
+    ])  # fmt: skip
     def test_to_its_config(self, run_copy, old, new, says):
         edit(run_copy / "config.toml", old, new)
         before = contents(run_copy)
@@ -171,15 +168,12 @@ class TestLength:
         resume_run(run_copy, {"training.epochs": 3})
         assert len(records(run_copy)) == 3
 
-    @pytest.mark.parametrize(
-        "overrides, says",
-        [
-            ({"training.epochs": 1}, "training.epochs is 1, but .* has begun 2 epochs"),
-            ({"training.patience": 9}, "training.patience cannot change within a run"),
-            ({"training.learning_rate": 1}, "training.learning_rate cannot change within a run"),
-            ({"training.epochs": "many"}, "training.epochs is 'many'"),
-        ],
-    )
+    @pytest.mark.parametrize("overrides, says", [
+        ({"training.epochs": 1}, "training.epochs is 1, but .* has begun 2 epochs"),
+        ({"training.patience": 9}, "training.patience cannot change within a run"),
+        ({"training.learning_rate": 1}, "training.learning_rate cannot change within a run"),
+        ({"training.epochs": "many"}, "training.epochs is 'many'"),
+    ])  # fmt: skip
     def test_what_cannot_be_is_refused_and_nothing_changes(self, run_copy, overrides, says):
         before = contents(run_copy)
         with pytest.raises(jaxgru.UserError, match=says):

@@ -86,19 +86,16 @@ def assert_same(a, b):
     chex.assert_trees_all_equal(arrays(a), arrays(b))
 
 
-@pytest.mark.parametrize(
-    "options, rates",
-    [
-        ({}, [6, 6, 4.5, 4.5, 1.5, 1.5]),  # lr·(1 + cos(πe/E))/2 in epoch e
-        ({"schedule": "linear"}, [6, 5, 4, 3, 2, 1]),
-        ({"schedule": "constant"}, [6, 6, 6, 6, 6, 6]),
-        ({"schedule": "constant", "warmup_steps": 4}, [1.5, 3, 4.5, 6, 6, 6]),
-        ({"schedule": "linear", "warmup_steps": 2}, [3, 5, 4, 3, 2, 1]),
-        ({"warmup_steps": 3}, [2, 4, 4.5, 4.5, 1.5, 1.5]),
-        ({"warmup_steps": 1}, [6, 6, 4.5, 4.5, 1.5, 1.5]),
-        ({"schedule": "cosine_per_step"}, [6, 3 + 1.5 * 3**0.5, 4.5, 3, 1.5, 3 - 1.5 * 3**0.5]),
-    ],
-)
+@pytest.mark.parametrize("options, rates", [
+    ({}, [6, 6, 4.5, 4.5, 1.5, 1.5]),  # lr·(1 + cos(πe/E))/2 in epoch e
+    ({"schedule": "linear"}, [6, 5, 4, 3, 2, 1]),
+    ({"schedule": "constant"}, [6, 6, 6, 6, 6, 6]),
+    ({"schedule": "constant", "warmup_steps": 4}, [1.5, 3, 4.5, 6, 6, 6]),
+    ({"schedule": "linear", "warmup_steps": 2}, [3, 5, 4, 3, 2, 1]),
+    ({"warmup_steps": 3}, [2, 4, 4.5, 4.5, 1.5, 1.5]),
+    ({"warmup_steps": 1}, [6, 6, 4.5, 4.5, 1.5, 1.5]),
+    ({"schedule": "cosine_per_step"}, [6, 3 + 1.5 * 3**0.5, 4.5, 3, 1.5, 3 - 1.5 * 3**0.5]),
+])  # fmt: skip
 def test_schedules_by_hand(options, rates):
     training = TrainingConfig(epochs=3, steps_per_epoch=2, learning_rate=6.0, **options)
     schedule = jax.jit(learning_rate(training))
@@ -252,16 +249,13 @@ def with_val_losses(monkeypatch, losses):
     monkeypatch.setattr(loop, "window_loss", lambda *_: next(script))
 
 
-@pytest.mark.parametrize(
-    "losses, patience, epochs, best",
-    [
-        ([3, 2, 2.5, 2.6, 1], 2, 4, 2),  # stops after two epochs that are not better
-        ([3, 2, 2, 2, 1], 2, 4, 2),  # equal is not better
-        ([3, 4, 2, 4, 1], 2, 5, 5),  # a better one starts the count again
-        ([1, 2, 3, 4, 5], 2, 3, 1),
-        ([1, 2, 3, 4, 5], 0, 5, 1),  # without patience, the last weights are the result
-    ],
-)
+@pytest.mark.parametrize("losses, patience, epochs, best", [
+    ([3, 2, 2.5, 2.6, 1], 2, 4, 2),  # stops after two epochs that are not better
+    ([3, 2, 2, 2, 1], 2, 4, 2),  # equal is not better
+    ([3, 4, 2, 4, 1], 2, 5, 5),  # a better one starts the count again
+    ([1, 2, 3, 4, 5], 2, 3, 1),
+    ([1, 2, 3, 4, 5], 0, 5, 1),  # without patience, the last weights are the result
+])  # fmt: skip
 def test_early_stopping_ends_with_the_best_epochs_weights(
     monkeypatch, losses, patience, epochs, best
 ):
