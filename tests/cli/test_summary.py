@@ -32,39 +32,26 @@ def summary_rows(name: str, capsys, full: bool, **overrides: Any) -> list[list[s
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_rows_add_up_to_the_published_total(name, capsys):
-    header, *rows, total = summary_rows(name, capsys, full=True)
-    assert header == ["parameter", "shape", "count", "MiB"]
-    counts = [int(row[2].replace(",", "")) for row in rows]
-    shapes = [[int(n) for n in row[1].split("×")] for row in rows]
-    assert counts == [math.prod(shape) for shape in shapes]
-    for row, count in zip(rows, counts, strict=True):
-        assert row[3] == f"{4 * count / 1_048_576:.3f}"
+    """A row for each parameter or for each layer; its shapes have as many numbers."""
+    head, *parameters, total = summary_rows(name, capsys, full=True)
+    assert head == ["parameter", "shape", "count", "MiB"]
+    head, *layers, same_total = summary_rows(name, capsys, full=False)
+    assert head == ["layer", "shapes", "count", "MiB"] and same_total == total
+    count_of = lambda row: int(row[2].replace(",", ""))
+    for row in parameters + layers:
+        shapes = [re.fullmatch(r"(?:(\d+) of )?([\d× ]+)", part) for part in row[1].split(", ")]
+        sizes = [int(s[1] or 1) * math.prod(map(int, s[2].split("×"))) for s in shapes]
+        assert count_of(row) == sum(sizes) and row[3] == f"{4 * sum(sizes) / 2**20:.3f}"
+    for row in layers:
+        within = [p for p in parameters if p[0] == row[0] or p[0].startswith(f"{row[0]}.")]
+        assert count_of(row) == sum(map(count_of, within))
+    model = load_config(name).model
+    names = [f"layers.{i}" for i in range(model.num_layers)] + ["norm"] * model.final_norm
+    assert [row[0] for row in layers] == ["embedding", *names, "head"]
     published, mebibytes = PUBLISHED[name]
     digits = len(mebibytes.split(".")[1])
-    assert total[0] == "total" and f"{sum(counts):,}" == total[2] == published
-    assert f"{float(total[3]):.{digits}f}" == mebibytes
-    assert summary_rows(name, capsys, full=False)[-1] == total
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_row_for_each_layer(name, capsys):
-    """Its numbers are the sums of its parameters' rows; its shapes have as many numbers."""
-    header, *rows, _ = summary_rows(name, capsys, full=False)
-    assert header == ["layer", "shapes", "count", "MiB"]
-    counts = {row[0]: int(row[2].replace(",", "")) for row in rows}
-    model = load_config(name).model
-    layers = [f"layers.{i}" for i in range(model.num_layers)]
-    assert list(counts) == ["embedding", *layers, *["norm"] * model.final_norm, "head"]
-    parameters = summary_rows(name, capsys, full=True)[1:-1]
-    for row in rows:
-        within = [p for p in parameters if p[0] == row[0] or p[0].startswith(f"{row[0]}.")]
-        assert counts[row[0]] == sum(int(p[2].replace(",", "")) for p in within)
-        shapes = [re.fullmatch(r"(?:(\d+) of )?([\d×]+)", part) for part in row[1].split(", ")]
-        assert sum(int(s[1] or 1) for s in shapes) == len(within)
-        assert counts[row[0]] == sum(
-            int(s[1] or 1) * math.prod(map(int, s[2].split("×"))) for s in shapes
-        )
-        assert row[3] == f"{4 * counts[row[0]] / 1_048_576:.3f}"
+    assert f"{sum(map(count_of, layers)):,}" == total[2] == published
+    assert total[0] == "total" and f"{float(total[3]):.{digits}f}" == mebibytes
 
 
 def test_every_parameter_of_astra_alpha_has_its_row(capsys):

@@ -41,12 +41,6 @@ class TestRandomCrops:
         counts = np.bincount(np.asarray(inputs[:, 0]), minlength=10)
         assert np.abs(counts - 2000).max() < 6 * np.sqrt(20_000 * 0.1 * 0.9)
 
-    def test_the_key_decides(self):
-        tokens = jnp.arange(1000)
-        one, same, other = (random_crops(jax.random.key(k), tokens, 8, 5)[0] for k in (3, 3, 4))
-        np.testing.assert_array_equal(one, same)
-        assert not np.array_equal(one, other)
-
 
 RECIPE = TrainingConfig(batch_size=3, gradient_accumulation=2, sequence_length=5)
 
@@ -74,66 +68,35 @@ class TestCheckLength:
             check_length(n, recipe, batches, "the text")
 
 
-class TestStreamWindows:
-    def test_by_hand(self):
-        """Two streams of 5 predictions, in windows of 2: the fifth of each is left out."""
-        steps = [stream_windows(jnp.arange(10, 22), step, 2, 2) for step in jnp.arange(3)]
-        np.testing.assert_array_equal(
-            [inputs for inputs, _, _ in steps],
-            [[[10, 11], [15, 16]], [[12, 13], [17, 18]], [[10, 11], [15, 16]]],
-        )
-        assert [bool(first) for _, _, first in steps] == [True, False, True]
-
-    @pytest.mark.parametrize("n, B, T", [(2, 1, 1), (40, 1, 7), (101, 5, 4), (64, 3, 21)])
-    def test_a_rows_windows_are_one_piece_of_the_text(self, n, B, T):
-        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, n))
-        length = (n - 1) // B
-        steps = [stream_windows(tokens, step, B, T) for step in jnp.arange(length // T)]
-        inputs, targets = (np.concatenate([s[i] for s in steps], axis=1) for i in (0, 1))
-        assert inputs.shape[1] > length - T
-        for row in range(B):
-            piece = np.asarray(tokens)[row * length :]
-            np.testing.assert_array_equal(inputs[row], piece[: inputs.shape[1]])
-            np.testing.assert_array_equal(targets[row], piece[1 : inputs.shape[1] + 1])
-
-    def test_passes_that_begin_at_a_random_token_of_a_ring(self):
-        """Three passes: each is one piece of the text, which is written again after its end."""
-        n, B, T = 30, 2, 3
-        key, tokens, length = jax.random.key(3), np.arange(n), (n - 1) // B
-        begins = []
-        for number in range(3):
-            steps = number * (length // T) + jnp.arange(length // T)
-            seen = [stream_windows(jnp.asarray(tokens), step, B, T, key) for step in steps]
-            inputs, targets = (np.concatenate([s[i] for s in seen], axis=1) for i in (0, 1))
-            begins.append(int(inputs[0, 0]))
-            for row in range(B):
-                piece = np.tile(tokens, 3)[begins[-1] + row * length :]
-                np.testing.assert_array_equal(inputs[row], piece[: inputs.shape[1]])
-                np.testing.assert_array_equal(targets[row], piece[1 : inputs.shape[1] + 1])
-            assert [bool(first) for _, _, first in seen] == [True] + [False] * (len(seen) - 1)
-        assert len(set(begins)) == 3
+@pytest.mark.parametrize("key", [None, jax.random.key(3)])
+@pytest.mark.parametrize("n, B, T", [(30, 2, 3), (2, 1, 1), (40, 1, 7), (101, 5, 4), (64, 3, 21)])
+def test_a_rows_windows_of_a_stream_are_one_piece_of_the_text(n, B, T, key):
+    """In each of three passes: from the text's start, or with a key from a token of a ring."""
+    tokens, length = jnp.arange(n), (n - 1) // B  # each token is its place
+    for number in range(3):
+        steps = number * (length // T) + jnp.arange(length // T)
+        seen = [stream_windows(tokens, step, B, T, key) for step in steps]
+        assert [bool(first) for _, _, first in seen] == [True] + [False] * (len(seen) - 1)
+        inputs, targets = (np.concatenate([s[i] for s in seen], axis=1) for i in (0, 1))
+        start = inputs[0, 0] if key is not None else 0
+        places = start + length * np.arange(B)[:, None] + np.arange(length // T * T)
+        np.testing.assert_array_equal(inputs, places % n)
+        np.testing.assert_array_equal(targets, (places + 1) % n)
 
 
-class TestWindows:
-    def test_by_hand(self):
-        inputs, targets = windows(jnp.arange(10, 18), 3, 2)
-        np.testing.assert_array_equal(
-            inputs, [[[10, 11, 12], [13, 14, 15]], [[16, 0, 0], [0, 0, 0]]]
-        )
-        np.testing.assert_array_equal(
-            targets, [[[11, 12, 13], [14, 15, 16]], [[17, 0, 0], [0, 0, 0]]]
-        )
+def test_each_pass_of_a_ring_begins_at_a_token_of_its_own():
+    passes = [stream_windows(jnp.arange(30), 4 * i, 2, 3, jax.random.key(3)) for i in range(3)]
+    assert len({int(inputs[0, 0]) for inputs, _, _ in passes}) == 3
 
-    @pytest.mark.parametrize(
-        "n, window, batch_size",
-        [(2, 1, 1), (2, 5, 3), (13, 4, 1), (13, 4, 3), (14, 4, 3), (50, 7, 2), (9, 70, 2)],
-    )
-    def test_every_prediction_once_and_in_order(self, n, window, batch_size):
-        tokens = np.arange(100, 100 + n)
-        inputs, targets = map(np.asarray, windows(tokens, window, batch_size))
-        assert inputs.shape == targets.shape
-        assert inputs.shape[1:] == (batch_size, window)
-        np.testing.assert_array_equal(inputs.ravel()[: n - 1], tokens[:-1])
-        np.testing.assert_array_equal(targets.ravel()[: n - 1], tokens[1:])
-        assert not inputs.ravel()[n - 1 :].any() and not targets.ravel()[n - 1 :].any()
-        assert inputs[0].any() and inputs[-1].any()  # no batch of padding alone
+
+@pytest.mark.parametrize("n, window, batch_size", [
+    (2, 1, 1), (2, 5, 3), (13, 4, 1), (13, 4, 3), (14, 4, 3), (50, 7, 2), (9, 70, 2),
+])  # fmt: skip
+def test_every_prediction_is_in_one_window_and_in_order(n, window, batch_size):
+    tokens = np.arange(100, 100 + n)
+    inputs, targets = map(np.asarray, windows(tokens, window, batch_size))
+    assert inputs.shape == targets.shape and inputs.shape[1:] == (batch_size, window)
+    np.testing.assert_array_equal(inputs.ravel()[: n - 1], tokens[:-1])
+    np.testing.assert_array_equal(targets.ravel()[: n - 1], tokens[1:])
+    assert not inputs.ravel()[n - 1 :].any() and not targets.ravel()[n - 1 :].any()
+    assert inputs[0].any() and inputs[-1].any()  # no batch of padding alone
