@@ -13,16 +13,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.runs import folders, lifecycle
-from jaxgru.lm.runs.folders import (
-    LOCK,
-    RunError,
-    RunInfo,
-    claim,
-    create_run,
-    current_commit,
-    find_run,
-    load_info,
-)
+from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, find_run, load_info
 
 CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
 
@@ -32,7 +23,7 @@ def make_run(root):
     run = create_run(root, CONFIG, TOKENIZER)
     (run / "checkpoints" / "2").mkdir(parents=True)
     (run / "checkpoints" / "2" / "checksums.json").write_text("{}")
-    (run / LOCK).touch()  # as whoever trained it has left it
+    (run / folders.LOCK).touch()  # as whoever trained it has left it
     return run
 
 
@@ -95,45 +86,32 @@ def test_a_damaged_run_json_is_refused(tmp_path, text):
         load_info(run)
 
 
-def test_one_at_a_time_holds_a_run(tmp_path):
-    run = make_run(tmp_path)
-    before = contents(run)
-    with claim(run):
-        with pytest.raises(RunError, match=f"{run} is being trained by another process"):
-            with claim(run):
-                raise AssertionError("two hold it")
-    with claim(run):
-        pass
-    assert contents(run) == before
-
-
 def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
+    """By one process at a time, which holds the run."""
     run = make_run(tmp_path)
     before = contents(run)
     half = run / "checkpoints" / "4.orbax-checkpoint-tmp" / "params"
     half.mkdir(parents=True)
     (half / "d").write_bytes(b"half")
-    with claim(run):
-        assert contents(run) == before
-
-
-def from_system(error, cause):
-    error.__cause__ = cause
-    return error
+    for _ in range(2):
+        with claim(run):
+            assert contents(run) == before
+            with pytest.raises(RunError, match=f"{run} is being trained by another process"):
+                with claim(run):
+                    raise AssertionError("two hold it")
 
 
 @pytest.mark.parametrize("error", [
     OSError(errno.ENOSPC, "No space left on device"),
     ValueError("OUT_OF_RANGE: Failed writing: No space left on device [os_error_code='28']"),
-    from_system(RuntimeError("Orbax's own words"), OSError(28, "No space left on device")),
 ])  # fmt: skip
 def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
+    """Also where Orbax has words of its own for it."""
     run = make_run(tmp_path)
-    with pytest.raises(RunError, match="No space left on device; the checkpoint of step 2 is int"):
-        with claim(run):
-            raise error
-    with claim(run):
-        pass
+    for cause in (None, error):
+        says = "No space left on device; the checkpoint of step 2 is intact"
+        with pytest.raises(RunError, match=says), claim(run):
+            raise RuntimeError("Orbax's own words") from cause if cause else error
 
 
 @pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug")])
@@ -208,18 +186,18 @@ def test_a_checkout_is_named_by_its_commit(tmp_path, monkeypatch):
     git("commit", "-qm", "one")
     head = git("rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a hook of another repository
-    assert current_commit() == head
+    assert folders.current_commit() == head
     (root / "jaxgru" / "file").write_text("2")
-    assert current_commit() == head + "-dirty"
+    assert folders.current_commit() == head + "-dirty"
     monkeypatch.setattr(folders, "ROOT", root / "jaxgru")  # as site-packages in a venv
-    assert current_commit() is None
+    assert folders.current_commit() is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert current_commit() is None
+    assert folders.current_commit() is None
 
 
 def test_a_run_names_each_commit_that_trained_it(run_copy, monkeypatch):
     first = load_info(run_copy).commits
-    assert first == [current_commit()] * len(first)
+    assert first == [folders.current_commit()] * len(first)
     monkeypatch.setattr(folders, "current_commit", lambda: "a" * 40)
     lifecycle.resume_run(run_copy)  # it is finished: nothing is trained
     assert load_info(run_copy).commits == first

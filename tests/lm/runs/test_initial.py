@@ -52,9 +52,7 @@ def options(values):
 
 
 class TestWeights:
-    @pytest.mark.parametrize(
-        "cell", [c for c in CELLS if "_" not in c] + slow(*(c for c in CELLS if "_" in c))
-    )
+    @pytest.mark.parametrize("cell", ["gru", "rnn", *slow(*sorted(CELLS.keys() - {"gru", "rnn"}))])
     def test_with_another_vocabulary_logits_of_common_tokens_are_the_models(self, cell, tmp_path):
         """The model cannot tell its own tokens under new numbers, whatever the other rows are."""
         old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
@@ -66,9 +64,7 @@ class TestWeights:
         model = dataclasses.replace(model, vocab_size=6)
         fresh = random_params(model, seed=1)
         ours, sentence = initial_params(fresh, load_initial(config_from(str(path))), new)
-        assert (
-            "the 4 tokens that both vocabularies have; for the other 2 they are random" in sentence
-        )
+        assert "the 4 tokens that both vocabularies have; for the other 2 they are r" in sentence
         text, common = "gabfag", "gfab"
         apply = jax.jit(jaxgru.lm.apply)
         theirs, _ = apply(params, old.encode(text)[None])
@@ -113,9 +109,7 @@ class TestVocabulary:
         ("words", " a" * 999 + " x", {}, False, None),  # which no new one would know, either
         ("words", " a" * 900 + " b" + " x" * 99, {"data.min_count": 100}, False, 0),
     ])  # fmt: skip
-    def test_is_the_one_that_knows_more_of_the_text(
-        self, kind, mine, options, own, lacks, tmp_path
-    ):
+    def test_is_the_one_that_knows_more(self, kind, mine, options, own, lacks, tmp_path):
         """Of the model's, for None, and a new one; with a min_count, it is the new one."""
         theirs = TOKENIZERS[kind].learn({"characters": "ab", "words": " a b"}[kind] * 9, 0, 2)
         sizes = {"model.vocab_size": theirs.vocab_size, "model.hidden_dim": 3}
@@ -149,24 +143,6 @@ class TestARun:
         assert config.name == "astra_alpha-mine" and config.training.init == str(tiny_run)
         assert out.count(load_info(run).init_sha256[:12]) == 1
         assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
-
-    @pytest.mark.slow
-    def test_is_better_than_chance_before_it_has_learned(self, train, tiny_text):
-        """astra_alpha on verse that it has not seen: below ln V nats, though V is learned anew."""
-        run, _ = train("--data.corpus", tiny_text, "--training.steps-per-epoch", 1,
-                       *options(FROZEN), init="astra_alpha")  # fmt: skip
-        record = json.loads((run / "metrics.jsonl").read_text())
-        assert max(record["val_loss"], record["train_loss"]) < np.log(28) - 0.3
-
-    @pytest.mark.slow
-    def test_learns_a_vocabulary_where_the_model_lacks_characters(self, train, tiny_run, tmp_path):
-        (tmp_path / "mine.txt").write_text("Öde Süße\n" * 300)
-        run, out = train("--data.corpus", "mine.txt", *options(FROZEN))
-        params, _, tokenizer = jaxgru.lm.load(run)
-        assert set(tokenizer.vocabulary) == set("Öde Süße\n")
-        theirs, _, _ = jaxgru.lm.load(tiny_run)
-        chex.assert_trees_all_equal(params.layers, theirs.layers)
-        assert "tokens that both vocabularies have" in out
 
     @pytest.mark.slow
     def test_is_resumed_without_the_model(self, train, script, tiny_run, tmp_path):
@@ -224,42 +200,33 @@ class TestARun:
         folder.mkdir(parents=True)
         training = dataclasses.replace(job.config.training, init="astra_alpha")
         from_weights = dataclasses.replace(job.config, training=training)
-        for config, info, found in [
-            (job.config, RunInfo(), folder),
-            (job.config, RunInfo(lengthened=1), None),
-            (from_weights, RunInfo(), None),
-        ]:
+        for config, info, same in ((job.config, RunInfo(), True), (from_weights, RunInfo(), False),
+                                   (job.config, RunInfo(lengthened=1), False)):  # fmt: skip
             save_info(folder, info)
             save_config(folder, config)
-            assert find_job(tmp_path, job) == found
+            assert find_job(tmp_path, job) == (folder if same else None)
 
 
 class TestConfig:
     def test_is_the_models_own(self, run_copy, tmp_path):
         """But for what is only true of its own text."""
         params, theirs, tokenizer = jaxgru.lm.load(run_copy)
-        usual = theirs.data
-        data = dataclasses.replace(
-            usual, encoding="cp1252", validation="./v.txt", validation_fraction=0.5
-        )
-        theirs = dataclasses.replace(theirs, data=dataclasses.replace(data, min_count=3))
+        usual, replace = theirs.data, dataclasses.replace
+        data = replace(usual, encoding="cp1252", validation="./v.txt", validation_fraction=0.5)
+        theirs = replace(theirs, data=replace(data, min_count=3))
         save_config(run_copy, theirs)
-        path = tmp_path / "model.safetensors"
-        save_safetensors(path, params, theirs, tokenizer)
-        onnx = tmp_path / "model.onnx"
-        jaxgru.lm.save(onnx, params, theirs, tokenizer)
-        for model in (run_copy, path, onnx):
+        files = tmp_path / "model.safetensors", tmp_path / "model.onnx"
+        for path in files:
+            jaxgru.lm.save(path, params, theirs, tokenizer)
+        for model in (run_copy, *files):
             own = config_from(str(model)).data
-            assert own == dataclasses.replace(data, corpus=own.corpus)
+            assert own == replace(data, corpus=own.corpus)
             given = {"data.corpus": "mine.txt", "data.encoding": "utf-16"}
             assert config_from(str(model), given).data.encoding == "utf-16"
             config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": 7})
-            assert config.name == "astra_alpha-mine"
-            assert config.model == theirs.model
-            assert config.data == dataclasses.replace(usual, corpus="mine.txt")
-            assert config.training == dataclasses.replace(
-                theirs.training, epochs=7, init=str(model)
-            )
+            assert (config.name, config.model) == ("astra_alpha-mine", theirs.model)
+            assert config.data == replace(usual, corpus="mine.txt")
+            assert config.training == replace(theirs.training, epochs=7, init=str(model))
 
     def test_is_read_before_jax_starts(self, tiny_run, tmp_path):
         """From then on, a CPU's cores could not become devices."""

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import json
 import re
 import shlex
 import struct
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import TINY, numpy_gru_losses, slow
 from tensorboardX.proto.event_pb2 import Event
+from test_resuming import records
 
 import jaxgru
 from jaxgru.analysis import measures
@@ -43,10 +43,6 @@ def said_and_run(tmp_path_factory, text):
 @pytest.fixture(scope="module")
 def run(said_and_run):
     return said_and_run[1]
-
-
-def records(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_leaves_everything_that_was_promised(run, text):
@@ -114,17 +110,13 @@ def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     resume_run(run, {"training.epochs": 3})
     params, config, tokenizer = jaxgru.lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
+    between = lambda places: [
+        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
+        for begin, end in itertools.pairwise(places)
+    ]
     ends = np.flatnonzero(dataset.validation == tokenizer.encode("\n"))
-    each = [
-        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
-        for begin, end in itertools.pairwise(ends)
-    ]
+    each, windows = between(ends), between(sorted({*ends, *range(0, ends[-1], 16)}))
     assert len(each) == 30
-    resets = sorted({*ends[:-1], *range(0, ends[-1], 16)})
-    windows = [
-        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
-        for begin, end in itertools.pairwise([*resets, ends[-1]])
-    ]
     recorded = [record["val_loss"] for record in records(run)]
     assert recorded[-1] == pytest.approx(np.concatenate(windows).mean(), rel=1e-5)
     assert (run / "samples.txt").read_text().count("\n") == 4 * 2 + 3
