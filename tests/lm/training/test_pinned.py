@@ -10,11 +10,7 @@ import numpy as np
 import jaxgru
 from jaxgru.lm.training import init_state, train_steps
 
-LOSSES = [
-    4.157253, 4.022275, 3.873504, 3.711910, 3.507009, 3.364241, 3.295201, 3.237031, 3.144355,
-    3.093239, 3.088528, 3.030154, 3.024076, 3.003855, 2.936749, 2.920267, 2.887756, 2.854960,
-    2.808939, 2.792785,
-]  # fmt: skip
+LOSSES = [4.157253, 4.022275, 3.873504, 3.711910, 3.507009, 3.364241, 3.295201, 3.237031]
 
 
 def test_the_first_steps_of_astra_alpha(shakespeare):

@@ -31,21 +31,16 @@ from jaxgru.lm.training import (
     loss_fn,
     optimizer,
     step,
-    train_step,
     train_steps,
 )
 
 CONFIG = Config(
     model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, reset_gate="before"),
     training=TrainingConfig(
-        epochs=3,
-        steps_per_epoch=5,
-        batch_size=2,
-        sequence_length=4,
-        learning_rate=0.05,
+        epochs=3, steps_per_epoch=5, batch_size=2, sequence_length=4, learning_rate=0.05,
         state_dropout=0.2,
     ),
-)
+)  # fmt: skip
 REGULARIZED = Config(
     model=dataclasses.replace(CONFIG.model, reset_gate="after"),
     data=DataConfig(batches="streams"),
@@ -56,6 +51,11 @@ REGULARIZED = Config(
     ),
 )  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 3, 200).astype(np.int32)
+
+
+def trained_by(config=CONFIG, **options):
+    """The config with another recipe."""
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, **options))
 
 
 @pytest.fixture(scope="module")
@@ -158,16 +158,13 @@ def test_a_tied_embedding_learns_as_pytorchs():
     rates = dict(learning_rate=0.1, weight_decay=0.5, max_grad_norm=0.1, schedule="constant")
     recipe, params = TrainingConfig(**rates), as_ours()
     weights = [*embedding.parameters(), *gru.parameters(), head.bias]
-    theirs, state = (
-        torch.optim.AdamW(weights, 0.1, weight_decay=0.5),
-        optimizer(recipe).init(params),
-    )
+    theirs = torch.optim.AdamW(weights, 0.1, weight_decay=0.5)
+    state = optimizer(recipe).init(params)
     for inputs, targets in np.random.default_rng(0).integers(0, 5, (3, 2, 3, 6)):
         logits = head(gru(embedding(torch.tensor(inputs.T)))[0])
         theirs.zero_grad()
-        torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), torch.tensor(targets.T).flatten()
-        ).backward()
+        of_tokens = logits.flatten(0, 1), torch.tensor(targets.T).flatten()
+        torch.nn.functional.cross_entropy(*of_tokens).backward()
         torch.nn.utils.clip_grad_norm_(weights, 0.1)
         theirs.step()
         grads, _ = jax.jit(jax.grad(loss_fn, has_aux=True))(params, inputs, targets)
@@ -180,15 +177,13 @@ def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters(finished):
     a, b = finished, run()
     assert_same(a[0], b[0])
     assert [r.train_loss for r in a[2].records] == [r.train_loss for r in b[2].records]
-    other = dataclasses.replace(CONFIG.training, seed=1)
-    c = run(dataclasses.replace(CONFIG, training=other))
+    c = run(trained_by(seed=1))
     assert a[2].records[0].train_loss != c[2].records[0].train_loss
 
 
 def test_each_key_is_used_once():
     """Also in loops: those over micro-batches, and those of `remat`."""
-    options = {"gradient_accumulation": 2, "remat": True}
-    training = dataclasses.replace(REGULARIZED.training, **options)
+    training = trained_by(REGULARIZED, gradient_accumulation=2, remat=True).training
     dropout = Dropout(jax.random.key(0), 0.5, "state")
     state = init_state(CONFIG.model, training, "streams")
     loss = jax.jit(partial(loss_fn, remat=True))
@@ -201,8 +196,7 @@ def test_each_key_is_used_once():
 def test_strict_promotion_changes_nothing():
     """Nor does it fail, as Optax does under it, or where numbers have 64 bits."""
     options = {"compute_dtype": "bfloat16", "gradient_accumulation": 2, "remat": True}
-    training = dataclasses.replace(CONFIG.training, epochs=1, patience=1, **options)
-    config = dataclasses.replace(CONFIG, training=training)
+    config = trained_by(epochs=1, patience=1, **options)
     expected = run(config)[:2]
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         assert_same(run(config)[:2], expected)
@@ -233,16 +227,6 @@ def test_records_say_what_happened(finished):
         assert r.tokens_per_second == pytest.approx(5 * 2 * 4 / r.seconds)
 
 
-def test_it_learns_a_text_that_can_be_learnt():
-    """0, 1, 2, 0, 1, 2, …: from about ln 3 to almost nothing."""
-    sizes = {"epochs": 4, "steps_per_epoch": 60, "batch_size": 8}
-    recipe = dataclasses.replace(CONFIG.training, **sizes, state_dropout=0.0)
-    model = dataclasses.replace(CONFIG.model, hidden_dim=8)
-    tokens = np.tile(np.arange(3, dtype=np.int32), 60)
-    _, _, progress = run(dataclasses.replace(CONFIG, model=model, training=recipe), tokens)
-    assert progress.records[0].train_loss > 0.05 and progress.records[-1].val_loss < 0.01
-
-
 def with_val_losses(monkeypatch, losses):
     """Replaces the validation loss by a script, to drive early stopping."""
     script = iter(losses)
@@ -256,39 +240,33 @@ def with_val_losses(monkeypatch, losses):
     ([1, 2, 3, 4, 5], 2, 3, 1),
     ([1, 2, 3, 4, 5], 0, 5, 1),  # without patience, the last weights are the result
 ])  # fmt: skip
-def test_early_stopping_ends_with_the_best_epochs_weights(
-    monkeypatch, losses, patience, epochs, best
-):
+def test_early_stopping_ends_with_the_best_weights(monkeypatch, losses, patience, epochs, best):
     with_val_losses(monkeypatch, losses)
-    recipe = dataclasses.replace(CONFIG.training, epochs=5, patience=patience)
     after = []
     observer = Observer(on_epoch=lambda state, best, progress: after.append(arrays(state.params)))
-    _, result, progress = run(dataclasses.replace(CONFIG, training=recipe), observer=observer)
+    _, result, progress = run(trained_by(epochs=5, patience=patience), observer=observer)
     assert progress.epoch == epochs and progress.best_epoch == best
     assert_same(result, after[best - 1 if patience else -1])
 
 
-PLATEAU = dataclasses.replace(
-    CONFIG.training, schedule="plateau", plateau_factor=0.5, plateau_patience=2
-)
+PLATEAU = trained_by(schedule="plateau", plateau_factor=0.5, plateau_patience=2)
 
 
 def test_a_plateau_by_hand(monkeypatch):
     """Two epochs in a row without a loss that is better by 1e-4 of the best one."""
     with_val_losses(monkeypatch, [3.0, 2.0, 2.5, 1.9999, 1.0, 1.1, 0.9, 1.2, 1.3, 1.4])
-    training = dataclasses.replace(PLATEAU, epochs=10, steps_per_epoch=1)
-    _, _, progress = run(dataclasses.replace(CONFIG, training=training))
-    rates = [record.learning_rate / training.learning_rate for record in progress.records]
+    _, _, progress = run(trained_by(PLATEAU, epochs=10, steps_per_epoch=1))
+    rates = [record.learning_rate / 0.05 for record in progress.records]
     np.testing.assert_allclose(rates, [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.25])
 
 
 def test_a_plateau_scales_the_learning_rate():
     """Of the weight decay, too."""
-    state = init_state(CONFIG.model, PLATEAU)
+    state = init_state(CONFIG.model, PLATEAU.training)
     *others, plateau = state.opt_state
     quarter = state.replace(opt_state=(*others, plateau._replace(scale=jnp.float32(0.25))))
-    ours, *_ = train_steps(PLATEAU, quarter, TOKENS, 4)
-    lower = dataclasses.replace(CONFIG.training, schedule="constant", learning_rate=0.05 / 4)
+    ours, *_ = train_steps(PLATEAU.training, quarter, TOKENS, 4)
+    lower = trained_by(schedule="constant", learning_rate=0.05 / 4).training
     expected, *_ = train_steps(lower, init_state(CONFIG.model, lower), TOKENS, 4)
     chex.assert_trees_all_close(ours.params, expected.params, rtol=1e-5, atol=1e-7)
 
@@ -297,9 +275,7 @@ def test_a_plateau_scales_the_learning_rate():
 def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
     rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
-    config = dataclasses.replace(
-        CONFIG, training=dataclasses.replace(CONFIG.training, learning_rate=rate)
-    )
+    config = trained_by(learning_rate=rate)
     progress, state = Progress(), init_state(config.model, config.training)
     original = step.train_step
 
@@ -352,7 +328,7 @@ def test_a_chunk_of_any_length_is_traced_once(monkeypatch):
     """Epochs, a resume and other numbers of steps run one compiled program."""
     chex.clear_trace_counter()
     monkeypatch.setattr(step, "train_step", chex.assert_max_traces(step.train_step, n=1))
-    fresh = dataclasses.replace(CONFIG.training, learning_rate=0.00123)  # compiled by no other test
+    fresh = trained_by(learning_rate=0.00123).training  # compiled by no other test
     state = init_state(CONFIG.model, fresh)
     for num_steps in (1, 3, 2):
         state, _, done = train_steps(fresh, state, TOKENS, num_steps)
@@ -363,8 +339,7 @@ def test_a_chunk_of_any_length_is_traced_once(monkeypatch):
 def test_a_run_with_other_epochs_than_before_ends(epochs, trained):
     """Fewer than were done: nothing more is trained. It went on for ever, for 3 is never 2."""
     state, best, progress = run()
-    recipe = dataclasses.replace(CONFIG.training, epochs=epochs)
-    config = dataclasses.replace(CONFIG, training=recipe)
+    config = trained_by(epochs=epochs)
     state, _ = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert progress.finished and progress.epoch == trained
     assert int(state.step) == trained * CONFIG.training.steps_per_epoch
@@ -393,13 +368,10 @@ def test_computing_parts_anew_changes_nothing(length, site):
         params = random_params(model, dtype="float64")
         inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
         dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
-        both = [
-            jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
-                params, inputs, targets, dropout
-            )
-            for remat in (False, True)
-        ]
-        chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-13)
+        compute = lambda remat: jax.jit(
+            jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True)
+        )(params, inputs, targets, dropout)
+        chex.assert_trees_all_close(compute(False), compute(True), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -431,8 +403,8 @@ def test_a_training_step_of_astra_gamma_lowers_for_gpus_and_tpus(implementation)
     )
     state = jax.eval_shape(lambda: init_state(config.model, training))
     tokens = jax.ShapeDtypeStruct((100_000,), jnp.int32)
-    step = jax.jit(lambda state, tokens: train_step(training, state, tokens))
-    program = step.trace(state, tokens).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    compiled = jax.jit(lambda state, tokens: step.train_step(training, state, tokens))
+    program = compiled.trace(state, tokens).lower(lowering_platforms=("cuda", "tpu")).as_text()
     assert "_platform_index" in program  # one program for both
     products = re.findall(r"dot_general .*: \(tensor<\S+x(\w+)>", program)
     assert "bf16" in products and set(products) <= {"bf16", "f32"}
@@ -448,8 +420,7 @@ def test_a_run_in_bfloat16_learns_and_keeps_float32():
     """Losses near those of float32, not the same; parameters and moments stay float32."""
     runs = {}
     for dtype in ("float32", "bfloat16"):
-        training = dataclasses.replace(CONFIG.training, compute_dtype=dtype)
-        state, _, progress = run(dataclasses.replace(CONFIG, training=training))
+        state, _, progress = run(trained_by(compute_dtype=dtype))
         runs[dtype] = [record.train_loss for record in progress.records]
         floats = [x for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim]
         assert {x.dtype for x in floats} == {jnp.dtype("float32")}
@@ -512,7 +483,7 @@ def test_units_against_a_plain_loop_over_them(batches, options):
     Each unit is computed by itself, from zeros; the first one of a row of a stream goes on from the
     row's last state. AdamW's first moment has the gradients.
     """
-    T, B = 9, 3
+    T, B = 6, 3
     sizes = {"batch_size": B, "sequence_length": T, "state_dropout": 0.0, "max_grad_norm": 1e9}
     recipe = dataclasses.replace(CONFIG.training, **sizes | options)
 
@@ -552,7 +523,7 @@ def test_units_against_a_plain_loop_over_them(batches, options):
             chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
             if batches == "streams":
                 chex.assert_trees_all_close(state.carry, carry, rtol=1e-9)
-        assert ends > 20
+        assert ends > 9
 
 
 def test_every_regularizer_against_a_plain_loop():
