@@ -15,23 +15,17 @@ import jaxgru
 from jaxgru.errors import UserError
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.config import dotted_names, from_dict, load_config, override, parse_toml, to_dict
-from jaxgru.lm.data.tokenizers import (
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    SubwordTokenizer,
-    WordTokenizer,
-    load_tokenizer,
-)
+from jaxgru.lm.data import tokenizers
 from jaxgru.lm.formats import FORMATS
 
 TEXT = "to be or not to be\n  that is the question\n" * 9
 ONE_OF_EACH = {
     tokenizer.file_name: tokenizer
     for tokenizer in (
-        CharacterTokenizer.learn(TEXT),
-        SubwordTokenizer.learn(TEXT, 290),
-        SentencePieceTokenizer.learn(TEXT, 30),
-        WordTokenizer.learn(TEXT, 0),
+        tokenizers.CharacterTokenizer.learn(TEXT),
+        tokenizers.SubwordTokenizer.learn(TEXT, 290),
+        tokenizers.SentencePieceTokenizer.learn(TEXT, 30),
+        tokenizers.WordTokenizer.learn(TEXT, 0),
     )
 }
 
@@ -88,7 +82,7 @@ def test_tokenizers(file_name, tmp_path, data):
     whole = ONE_OF_EACH[file_name].to_bytes()
     (tmp_path / file_name).write_bytes(data.draw(spoilt(whole)))
     try:
-        tokenizer = load_tokenizer(tmp_path)
+        tokenizer = tokenizers.load_tokenizer(tmp_path)
     except UserError as error:
         assert is_one_line(error)
         return
@@ -109,7 +103,7 @@ def model_file(request, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("fuzz") / f"whole{request.param}"
     model = ModelConfig("gru", 3, 1, 1, second_bias=True, reset_gate="before")
     params = jaxgru.lm.init(jax.random.key(0), model)
-    jaxgru.lm.save(path, params, Config("x", model), CharacterTokenizer("abc"))
+    jaxgru.lm.save(path, params, Config("x", model), tokenizers.CharacterTokenizer("abc"))
     return path
 
 

@@ -15,21 +15,10 @@ import jaxgru
 from jaxgru.cells import CELLS
 from jaxgru.cells.contract import options_of_cell
 from jaxgru.cli.options import Parser, config_overrides
-from jaxgru.lm.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    TrainingConfig,
-    config_dir,
-    config_names,
-    dotted_names,
-    from_dict,
-    load_config,
-    reading,
-    to_dict,
-)
-from jaxgru.lm.config.sections import FIELDS
+from jaxgru.lm import config as configs
+from jaxgru.lm.config import Config, ConfigError, DataConfig, ModelConfig, TrainingConfig
+from jaxgru.lm.config.reading import config_dir, config_names, from_dict, load_config, to_dict
+from jaxgru.lm.config.sections import FIELDS, dotted_names
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
 from study.records import PublishedResults, load_published
@@ -82,7 +71,7 @@ class TestPublishedConfigs:
         (tmp_path / "jaxgru" / "configs" / "published").mkdir(parents=True)
         (tmp_path / "jaxgru" / "configs" / "inside.toml").write_text("[model]\nhidden_dim = 3")
         installed = tmp_path / "jaxgru" / "lm" / "config" / "reading.py"
-        monkeypatch.setattr(reading, "__file__", str(installed))
+        monkeypatch.setattr(configs.reading, "__file__", str(installed))
         published = tmp_path / "jaxgru" / "configs" / "published"
         (published / "inside.toml").write_text("num_params = 5")
         assert config_names() == ["inside"]

@@ -26,15 +26,8 @@ from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import console, print_labelled
-from jaxgru.lm.training import (
-    Observer,
-    Progress,
-    TrainState,
-    fit,
-    init_state,
-    starting_from,
-    state_shardings,
-)
+from jaxgru.lm.training import Observer, Progress, TrainState, fit, init_state
+from jaxgru.lm.training.step import starting_from, state_shardings
 from jaxgru.parallel.hardware import share_cpu
 from jaxgru.parallel.processes import all_or_raise, from_first, is_distributed, is_first
 from jaxgru.parallel.sharding import data_mesh, one_copy, shard

@@ -12,15 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxgru
-from jaxgru.lm.data.tokenizers import (
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    SubwordTokenizer,
-    TokenizerError,
-    read_tokenizer,
-    sentencepiece_model,
-    tokenizer_from_bytes,
-)
+from jaxgru.lm.data import tokenizers
+from jaxgru.lm.data.tokenizers import ByteTokenizer, SubwordTokenizer, TokenizerError
 
 CODE = "def f(x):\n    if x:\n\treturn  {'a': x}  # ▁▅ ﬁ\r\n\r\n\n" * 9
 VERSE = "Tyger Tyger, burning bright,\n   In the forests of the night;\n\n" * 9
@@ -75,7 +68,7 @@ def test_texts_that_the_studys_subwords_lose(text):
     tokenizer = SubwordTokenizer.learn(text, 400)
     check(tokenizer, text)
     assert len(tokenizer.encode(text)) < len(text) / 1.3
-    study = SentencePieceTokenizer.learn(text, 50)
+    study = tokenizers.SentencePieceTokenizer.learn(text, 50)
     assert study.decode(study.encode(text)) != text
 
 
@@ -115,7 +108,7 @@ def test_a_long_text_is_encoded_in_blocks_as_it_is_at_once(learned, monkeypatch,
     """A cut after a line break or before a space changes no token."""
     text = CODE.replace("▁", "") + VERSE
     whole = learned.encode(text)
-    monkeypatch.setattr(sentencepiece_model, "BLOCK", block)
+    monkeypatch.setattr(tokenizers.sentencepiece_model, "BLOCK", block)
     assert learned.decode(learned.encode(text)) == text
     if block == 40:
         np.testing.assert_array_equal(learned.encode(text), whole)
@@ -178,11 +171,13 @@ def test_spaces_at_the_end_of_a_prompt_belong_to_the_next_word(learned, prompt, 
 
 
 def test_a_model_that_loses_something_is_no_subwords_but_sentencepiece(tmp_path):
-    study = SentencePieceTokenizer.learn(VERSE, 60)
+    study = tokenizers.SentencePieceTokenizer.learn(VERSE, 60)
     with pytest.raises(TokenizerError, match="does not have a piece for each byte"):
-        tokenizer_from_bytes("subwords", study.to_bytes())
+        tokenizers.tokenizer_from_bytes("subwords", study.to_bytes())
     (tmp_path / "x.model").write_bytes(study.to_bytes())
-    assert isinstance(read_tokenizer(tmp_path / "x.model"), SentencePieceTokenizer)
+    assert isinstance(
+        tokenizers.read_tokenizer(tmp_path / "x.model"), tokenizers.SentencePieceTokenizer
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -193,7 +188,7 @@ def test_anothers_model_that_loses_nothing_is_subwords(tmp_path, kind):
             remove_extra_whitespaces=False, user_defined_symbols=["\n\n", "<|end|>"],
         )
     )  # fmt: skip
-    tokenizer = read_tokenizer(tmp_path / "x.model")
+    tokenizer = tokenizers.read_tokenizer(tmp_path / "x.model")
     assert isinstance(tokenizer, SubwordTokenizer)
     for text in (*TEXTS.values(), "x  y<|end|>\n\n x"):
         check(tokenizer, text)
@@ -203,7 +198,7 @@ def test_anothers_model_that_loses_nothing_is_subwords(tmp_path, kind):
 def test_a_model_with_bytes_that_loses_something_is_refused(rule, prefix):
     model = _model(normalization_rule_name=rule, add_dummy_prefix=prefix)
     with pytest.raises(TokenizerError, match="they do not give the text back"):
-        tokenizer_from_bytes("subwords", model)
+        tokenizers.tokenizer_from_bytes("subwords", model)
 
 
 def _model(**options) -> bytes:

@@ -11,14 +11,8 @@ from random_models import only_model, random_params
 import jaxgru
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.config import ConfigError, DataConfig
-from jaxgru.lm.data.tokenizers import (
-    TOKENIZERS,
-    CharacterTokenizer,
-    Tokenizer,
-    TokenizerError,
-    learn_tokenizer,
-    register_tokenizer,
-)
+from jaxgru.lm.data import tokenizers
+from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, TokenizerError, register_tokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.generation import Options, stream_text
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
@@ -86,7 +80,7 @@ def test_a_run_with_each_kind(registered, kind, size, tiny_text, tmp_path, capsy
 @pytest.mark.parametrize("kind", ["nibbles", "subwords", "bytes", "words"])
 def test_a_file_with_a_model_holds_each_kind(registered, kind, tiny_text, tmp_path):
     text = tiny_text.read_text()
-    tokenizer = learn_tokenizer(kind, text, 280)
+    tokenizer = tokenizers.learn_tokenizer(kind, text, 280)
     model = only_model(ModelConfig(), vocab_size=tokenizer.vocab_size)
     config = Config("x", model, DataConfig(tokenizer=kind))
     save_safetensors(tmp_path / "x.safetensors", random_params(model), config, tokenizer)
@@ -101,7 +95,7 @@ def test_a_kind_that_is_not_registered_is_refused_before_anything_is_written(tmp
 
 
 def test_a_kind_and_a_file_name_are_one_classes(registered):
-    class Other(CharacterTokenizer):
+    class Other(tokenizers.CharacterTokenizer):
         kind = "other"
 
     for cls in (Other, Nibbles):

@@ -18,11 +18,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import from_dict, load_config, override, to_dict
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
-from jaxgru.lm.data.tokenizers import (
-    ByteTokenizer,
-    SentencePieceTokenizer,
-    save_tokenizer,
-)
+from jaxgru.lm.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, save_tokenizer
 
 
 def sha256(data: bytes) -> str:

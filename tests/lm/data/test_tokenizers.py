@@ -13,17 +13,8 @@ from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgru.lm.data.tokenizers import (
-    TOKENIZERS,
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    TokenizerError,
-    learn_tokenizer,
-    load_tokenizer,
-    read_tokenizer,
-    save_tokenizer,
-    sentencepiece_model,
-)
+from jaxgru.lm.data import tokenizers
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer, TokenizerError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 
@@ -193,7 +184,7 @@ class TestSentencePiece:
         text = "Shall I compare  thee to a summer's day?\n" + "temperate" * 9 + "  Rough winds"
         begin = [0, 5, 7, 15, 21, 24, 26, 35, 40, 122, 129]
         assert self.words_begin(scribe, text) == begin
-        monkeypatch.setattr(sentencepiece_model, "BLOCK", 16)
+        monkeypatch.setattr(tokenizers.sentencepiece_model, "BLOCK", 16)
         assert scribe.decode(scribe.encode(text)) == " ".join(text.split())
         for whole, part in zip(begin, self.words_begin(scribe, text), strict=True):
             assert text[whole:part].strip() == ""  # at most white space is counted elsewhere
@@ -229,10 +220,10 @@ class TestSentencePiece:
         assert capfd.readouterr() == ("", "")  # the C++ library prints nothing of its own
 
 
-@pytest.fixture(scope="module", params=sorted(TOKENIZERS))
+@pytest.fixture(scope="module", params=sorted(tokenizers.TOKENIZERS))
 def tokenizer(request, tiny_text):
     size = 60 if request.param == "sentencepiece" else 300
-    return learn_tokenizer(request.param, tiny_text.read_text(), size)
+    return tokenizers.learn_tokenizer(request.param, tiny_text.read_text(), size)
 
 
 class TestTokensThatAreRefused:
@@ -257,19 +248,19 @@ class TestSaveAndLoad:
     def test_of_every_kind(self, tokenizer, tiny_text, tmp_path):
         """In a run's folder, and from a file of another name; learning twice gives the same."""
         text, size = tiny_text.read_text(), tokenizer.vocab_size
-        save_tokenizer(tokenizer, tmp_path)
+        tokenizers.save_tokenizer(tokenizer, tmp_path)
         place = tmp_path / tokenizer.file_name
-        again = learn_tokenizer(tokenizer.kind, text, size)
-        for loaded in (load_tokenizer(tmp_path), again):
+        again = tokenizers.learn_tokenizer(tokenizer.kind, text, size)
+        for loaded in (tokenizers.load_tokenizer(tmp_path), again):
             assert type(loaded) is type(tokenizer)
             assert loaded.pieces == tokenizer.pieces and len(set(loaded.pieces)) == size
             assert loaded.to_bytes() == tokenizer.to_bytes() == place.read_bytes()
             np.testing.assert_array_equal(loaded.encode(text), tokenizer.encode(text))
         other = place.rename(tmp_path / f"another{place.suffix}")
-        assert type(read_tokenizer(other)) is type(tokenizer)
+        assert type(tokenizers.read_tokenizer(other)) is type(tokenizer)
 
     def test_characters_are_stored_readably(self, tmp_path):
-        save_tokenizer(CharacterTokenizer.learn("né\n"), tmp_path)
+        tokenizers.save_tokenizer(CharacterTokenizer.learn("né\n"), tmp_path)
         stored = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
         assert stored == {"characters": "\nné"}
 
@@ -300,10 +291,10 @@ class TestSaveAndLoad:
         with pytest.raises(
             TokenizerError, match=f"{tmp_path}.* is damaged, or no token"
         ) as refusal:
-            load_tokenizer(tmp_path)
+            tokenizers.load_tokenizer(tmp_path)
         assert "\n" not in str(refusal.value)
         assert capfd.readouterr() == ("", "")
 
     def test_none_at_all(self, tmp_path):
         with pytest.raises(TokenizerError, match="has no tokenizer"):
-            load_tokenizer(tmp_path)
+            tokenizers.load_tokenizer(tmp_path)

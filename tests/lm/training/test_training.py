@@ -19,20 +19,9 @@ from jaxgru.layers.dropout import Dropout, dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import HeadParams, Params, apply, init, initial_carry, token_nll
-from jaxgru.lm.training import (
-    NonFiniteLoss,
-    Observer,
-    Progress,
-    clip_by_global_norm,
-    fit,
-    init_state,
-    learning_rate,
-    loop,
-    loss_fn,
-    optimizer,
-    step,
-    train_steps,
-)
+from jaxgru.lm.training import Observer, Progress, fit, init_state, loop, step, train_steps
+from jaxgru.lm.training.optimizer import clip_by_global_norm, learning_rate, optimizer
+from jaxgru.lm.training.step import loss_fn
 
 CONFIG = Config(
     model=ModelConfig("gru", 3, 2, 4, 2, second_bias=True, reset_gate="before"),
@@ -285,7 +274,7 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
         return original(recipe, state.replace(params=params), *given)
 
     monkeypatch.setattr(step, "train_step", spoilt)
-    with pytest.raises(NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
+    with pytest.raises(loop.NonFiniteLoss, match=f"nan at step {bad_step + 1}\\."):
         fit(config, state, None, progress, TOKENS, TOKENS, Observer())
     assert progress.epoch == bad_step // 5
 
@@ -294,7 +283,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
     with_val_losses(monkeypatch, [1.0, math.nan])
     saved = []
     observer = Observer(on_epoch=lambda *_: saved.append(1))
-    with pytest.raises(NonFiniteLoss, match="validation loss is nan after step 10"):
+    with pytest.raises(loop.NonFiniteLoss, match="validation loss is nan after step 10"):
         run(observer=observer)
     assert len(saved) == 1
 
