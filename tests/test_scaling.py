@@ -27,23 +27,25 @@ TRAIN = TESTS.parent / "scripts" / "train.py"
 ULP = 2**-23  # float32's, relative
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What on_eight_devices.py has seen."""
-    return on_eight_devices(tmp_path_factory.mktemp("runs"), "most")
+def on_eight_devices(part):
+    """A fixture: what on_eight_devices.py has seen of this part."""
+
+    @pytest.fixture(scope="module")
+    def seen(tmp_path_factory):
+        command = [
+            sys.executable,
+            TESTS / "on_eight_devices.py",
+            tmp_path_factory.mktemp("x"),
+            part,
+        ]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return seen
 
 
-@pytest.fixture(scope="module")
-def rest(tmp_path_factory):
-    """What it has seen if asked for the rest."""
-    return on_eight_devices(tmp_path_factory.mktemp("rest"), "the rest")
-
-
-def on_eight_devices(*arguments):
-    command = [sys.executable, TESTS / "on_eight_devices.py", *arguments]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+seen, rest = on_eight_devices("most"), on_eight_devices("the rest")
 
 
 class TestDevices:
@@ -99,13 +101,9 @@ class TestDevices:
 
 
 @pytest.mark.parametrize("shape, n, expected", [
-    ((24, 16), 8, P("data")),
-    ((16, 24), 8, P(None, "data")),
+    ((24, 16), 8, P("data")), ((16, 24), 8, P(None, "data")), ((16, 16), 8, P("data")),
     ((65, 16), 8, P(None, "data")),  # the longest that divides
-    ((16, 16), 8, P("data")),
-    ((65,), 8, P()),
-    ((), 8, P()),
-    ((24, 16), 1, P()),
+    ((65,), 8, P()), ((), 8, P()), ((24, 16), 1, P()),
 ])  # fmt: skip
 def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected):
     assert partition_spec(shape, n) == expected
@@ -114,17 +112,11 @@ def test_an_array_is_cut_along_its_longest_axis_that_divides(shape, n, expected)
 # --- Processes
 
 OPTIONS = {
-    "model.embedding_dim": 4,
-    "model.hidden_dim": 8,
-    "training.state_dropout": 0.2,
-    "training.epochs": 8,
-    "training.steps_per_epoch": 20,
-    "training.batch_size": 4,
-    "training.gradient_accumulation": 2,
-    "training.shard_parameters": "true",
-    "training.sequence_length": 16,
-    "training.patience": 8,
-}
+    "model.embedding_dim": 4, "model.hidden_dim": 8, "training.state_dropout": 0.2,
+    "training.epochs": 8, "training.steps_per_epoch": 20, "training.batch_size": 4,
+    "training.gradient_accumulation": 2, "training.shard_parameters": "true",
+    "training.sequence_length": 16, "training.patience": 8,
+}  # fmt: skip
 
 
 def two_processes(log, *arguments):
@@ -137,23 +129,16 @@ def two_processes(log, *arguments):
         command = [sys.executable, TRAIN, *arguments]
         command += ["--distributed.coordinator", f"localhost:{port}"]
         command += ["--distributed.processes", 2, "--distributed.process", process]
+        words = list(map(str, command))
         with open(log / f"{process}.err", "w") as errors:
-            pair.append(
-                subprocess.Popen(
-                    list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True
-                )
-            )
+            pair.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True))
     return pair
 
 
 def start(tmp_path, tiny_text):
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
-    return two_processes(
-        tmp_path,
-        *("--config", "astra_alpha", "--name", "astra_alpha"),
-        *("--data.corpus", tiny_text, "--runs", tmp_path),
-        *options,
-    )
+    options += ["--data.corpus", tiny_text, "--runs", tmp_path, "--name", "astra_alpha"]
+    return two_processes(tmp_path, "--config", "astra_alpha", *options)
 
 
 def end(tmp_path, pair, limit=300):
@@ -216,9 +201,8 @@ def test_two_processes_stop_together_and_go_on(tmp_path, tiny_text):
     codes, outputs, _ = signalled(tmp_path, start(tmp_path, tiny_text), 1, signal.SIGTERM)
     run = tmp_path / "astra_alpha" / "v1"
     assert codes == [130, 130] and f"--resume {run}" in outputs[0]
-    codes, _, errors = signalled(
-        tmp_path, two_processes(tmp_path, "--resume", run), 0, signal.SIGKILL
-    )
+    resumed = two_processes(tmp_path, "--resume", run)
+    codes, _, errors = signalled(tmp_path, resumed, 0, signal.SIGKILL)
     assert codes[0] == -signal.SIGKILL and codes[1] not in (0, None)
     assert "another" in errors[1] and "died" in errors[1]  # our sentence, or JAX's before it
     codes, outputs, errors = end(tmp_path, two_processes(tmp_path, "--resume", run))
@@ -279,9 +263,9 @@ class TestJoining:
             seen.append((*given, signal.getsignal(signal.SIGINT)))
 
         monkeypatch.setattr(jax.distributed, "initialize", initialize)
-        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "there:1")
-        monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
-        monkeypatch.setenv("JAX_PROCESS_ID", "1")
+        for name, value in (("COORDINATOR_ADDRESS", "there:1"), ("NUM_PROCESSES", "3"),
+                            ("PROCESS_ID", "1")):  # fmt: skip
+            monkeypatch.setenv(f"JAX_{name}", value)
         join()
         join(process=0)
         of_system = signal.SIG_DFL

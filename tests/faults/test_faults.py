@@ -26,15 +26,11 @@ import jaxgru
 from jaxgru.lm.runs import checkpoints, folders
 
 OPTIONS = {
-    "model.embedding_dim": 4,
     "model.hidden_dim": 32,  # so that a checkpoint has files larger than trainers.FULL
-    "training.epochs": 3,
-    "training.steps_per_epoch": 4,
-    "training.batch_size": 4,
-    "training.sequence_length": 16,
-    "training.patience": 3,
+    "model.embedding_dim": 4, "training.epochs": 3, "training.steps_per_epoch": 4,
+    "training.batch_size": 4, "training.sequence_length": 16, "training.patience": 3,
     "training.keep_epochs": "true",
-}
+}  # fmt: skip
 
 
 @dataclass

@@ -31,11 +31,6 @@ class TestCharacters:
         assert tokens.shape == (1_115_394,) and tokens.dtype == np.int32
         assert tokenizer.decode(tokens) == shakespeare
 
-    def test_tokens_are_places_in_the_sorted_vocabulary(self):
-        tokenizer = CharacterTokenizer.learn("cab\nb")
-        assert tokenizer.encode("abc\n").tolist() == [1, 2, 3, 0]
-        assert tokenizer.decode(np.array([3, 1, 2])) == "cab"
-
     @given(texts)
     def test_round_trip(self, text):
         tokenizer = CharacterTokenizer.learn(text)
@@ -95,12 +90,8 @@ class TestSentencePiece:
         )  # fmt: skip
         theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
         assert scribe.pieces == [theirs.id_to_piece(i) for i in range(1000)]
-        assert scribe.encode(shakespeare).tolist() == theirs.encode(shakespeare)
-
-    def test_special_pieces_are_where_the_study_has_them(self, scribe):
         assert scribe.pieces[:3] == ["<unk>", "<s>", "</s>"]
-        theirs = sentencepiece.SentencePieceProcessor(model_proto=scribe.to_bytes())
-        assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
+        assert scribe.encode(shakespeare).tolist() == theirs.encode(shakespeare)
 
     @pytest.mark.parametrize("text", [
         "the <unk> of <unk> said <s> and </s>\n",
@@ -265,8 +256,7 @@ class TestSaveAndLoad:
         assert stored == {"characters": "\nné"}
 
     @pytest.mark.parametrize("name, data", [
-        ("tokenizer.json", b"not JSON"),
-        ("tokenizer.json", b"[1]"),
+        ("tokenizer.json", b"not JSON"), ("tokenizer.json", b"[1]"),
         ("tokenizer.json", b'{"characters": "aa"}'),
         ("tokenizer.json", b'{"characters": "ab", "unknown": 2}'),
         ("tokenizer.json", b'{"characters": "ab", "unknown": 1.0}'),
@@ -277,24 +267,16 @@ class TestSaveAndLoad:
         ("words.json", b'{"words": [" <unk>", 1]}'),
         ("words.json", b'{"words": ["a", " <unk>"]}'),
         ("words.json", b'{"words": [" <unk>", "a", "a"]}'),
-        ("bytes.json", b'{"bytes": 255}'),
-        ("tokenizer.model", b"not a model"),
-        ("tokenizer.model", b""),
-        ("tokenizer.model", b"half a model"),
-        ("subwords.model", b""),
-        ("subwords.model", b"not a model"),
+        ("bytes.json", b'{"bytes": 255}'), ("tokenizer.model", b"half a model"),
+        ("tokenizer.model", b"not a model"), ("tokenizer.model", b""),
+        ("subwords.model", b"not a model"), ("subwords.model", b""),
     ])  # fmt: skip
     def test_a_broken_file_is_refused_in_one_sentence(self, tmp_path, capfd, scribe, name, data):
         if data == b"half a model":
             data = scribe.to_bytes()[: len(scribe.to_bytes()) // 2]
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(
-            TokenizerError, match=f"{tmp_path}.* is damaged, or no token"
-        ) as refusal:
+        says = f"{tmp_path}.* is damaged, or no token"
+        with pytest.raises(TokenizerError, match=says) as refusal:
             tokenizers.load_tokenizer(tmp_path)
         assert "\n" not in str(refusal.value)
         assert capfd.readouterr() == ("", "")
-
-    def test_none_at_all(self, tmp_path):
-        with pytest.raises(TokenizerError, match="has no tokenizer"):
-            tokenizers.load_tokenizer(tmp_path)
