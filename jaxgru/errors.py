@@ -46,10 +46,7 @@ def how_to_install(extra: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return "the nearest is …", of these names; `otherwise` if none is much alike.
-
-    Nearest is a field of that name in any section, then the most similar spelling.
-    """
+    """Return "the nearest is …": a field of that name, or a similar name; `otherwise` if none."""
     plain = lambda name: name.strip("-").replace("-", "_")
     word, spelled = plain(name), {plain(each): each for each in names}
     alike = [each for each in spelled if each.rpartition(".")[2] == word]

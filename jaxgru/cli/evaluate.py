@@ -6,7 +6,6 @@ Without --text, the text is the validation split of what the model was trained o
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import itertools
 from argparse import Namespace
@@ -21,7 +20,7 @@ from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subj
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
-from jaxgru.lm.config import Config, load_config
+from jaxgru.lm.config import Config, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.sources import Corpus
@@ -151,13 +150,10 @@ def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | 
             "the model does not record the SHA-256 of the text that it was trained on, "
             f"{config.data.corpus}; give a text with --text."
         )
-    data = dataclasses.replace(
-        config.data,
-        corpus=arguments.text or config.data.corpus,
-        validation=arguments.validation or config.data.validation,
-    )
-    own = dataclasses.replace(config, data=data)
-    dataset = load_dataset(own, tokenizer, sha256, ("--text", "--validation"))[1]
+    own = {"name": config.name, "data.corpus": arguments.text or config.data.corpus}
+    own["data.validation"] = arguments.validation or config.data.validation
+    options = "--text", "--validation"
+    dataset = load_dataset(override(config, own), tokenizer, sha256, options)[1]
     return params, config, tokenizer, dataset
 
 
@@ -244,12 +240,9 @@ def tables_of(name: str, subject: Subject, record: Measurements) -> list[Table |
             elif k != 1:  # a reset before every token is a measure of its own
                 losses.append((title, number))
     sizes = record.num_tokens, record.num_characters
-    return [
-        losses_table("state reset to zero", losses, name, *sizes),
-        *lines,
-        *([text_table(record.text)] if record.text else []),
-        *([chain_table(record.chain)] if record.chain else []),
-    ]
+    texts = [text_table(record.text)] if record.text else []
+    chains = [chain_table(record.chain)] if record.chain else []
+    return [losses_table("state reset to zero", losses, name, *sizes), *lines, *texts, *chains]
 
 
 def losses_table(
@@ -266,13 +259,10 @@ def losses_table(
             del units["nats_per_token"]
         heads[1:] = [unit.replace("_per_", "/").removesuffix("acter") for unit in units]
         rows.append([title, *(f"{number:.4f}" for number in units.values())])
-    return _table(
-        f"{name}: {counted(num_tokens, 'token')}, {counted(num_characters, 'character')}",
-        heads,
-        rows,
-        "nats: −ln p of the next token, on average; bits: −log₂ p; perplexity: e to the nats per "
-        "token; less is better",
-    )
+    title = f"{name}: {counted(num_tokens, 'token')}, {counted(num_characters, 'character')}"
+    what = ("nats: −ln p of the next token, on average; bits: −log₂ p; perplexity: e to the nats "
+            "per token; less is better")  # fmt: skip
+    return _table(title, heads, rows, what)
 
 
 def text_table(texts: Mapping[str, measures.Text]) -> Table:

@@ -123,10 +123,7 @@ class Parser(argparse.ArgumentParser):
         add("--encoding", metavar="NAME", type=encoding, help=help)
 
     def add_config_fields(self, config: Config, of: str = "") -> None:
-        """Add `--section.field` for every field; the help shows the config's values as defaults.
-
-        of: what the titles say of these values.
-        """
+        """Add `--section.field` for every field; the help shows the config's values as defaults."""
         for section, cls in SECTIONS.items():
             group = self.add_argument_group(f"{section} (fields of the config{of})")
             values = getattr(config, section)

@@ -28,12 +28,10 @@ def _field(
     role: Role, default: Any, help: str, registry: Iterable[str] = (), escaped: bool = False,
     **bounds: float,
 ) -> Any:  # fmt: skip
-    """Return a dataclass field with a help text.
+    """Return a dataclass field with a help text; its values are the names of the registry, if any.
 
-    Args:
-      registry: whose names are the values that it can have.
-      escaped: a newline in it is typed as \\n on the command line, and a tab as \\t.
-      bounds: `at_least`, `above` or `below`; a whole number is also below 2^31, as JAX's are.
+    escaped: a newline in it is typed as \\n on the command line, and a tab as \\t.
+    bounds: `at_least`, `above` or `below`; a whole number is also below 2^31, as JAX's are.
     """
     metadata = dict(role=role, help=help, registry=registry, escaped=escaped, bounds=bounds)
     return dataclasses.field(default=default, metadata=metadata)

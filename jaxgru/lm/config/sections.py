@@ -38,10 +38,8 @@ MAX_NAME = 200  # characters of a config's name, which is also the name of a fol
 class ModelConfig(Section):
     """The model: all that decides its parameters, and nothing else.
 
-    `jaxgru train --help` says what the fields of all three sections mean.
-
-    Raises:
-      ConfigError: a value is of another type, out of bounds, unknown, or does not fit the others.
+    `jaxgru train --help` says what the fields of all three sections mean. Raises ConfigError where
+    a value is of another type, out of bounds, unknown, or does not fit the others.
     """
 
     section = "model"
@@ -290,11 +288,7 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run needs; `name` is also the name of its run folder.
-
-    Raises:
-      ConfigError: the name cannot be that of a folder, or the sections do not fit together.
-    """
+    """Everything a run needs; `name` is also the name of its run folder. Raises ConfigError."""
 
     name: str = "custom"
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -302,7 +296,8 @@ class Config:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        if not _names_folder(self.name):
+        allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
+        if type(self.name) is not str or not re.fullmatch(allowed, self.name):
             raise ConfigError(
                 f"name is {shown(self.name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
@@ -321,11 +316,6 @@ class Config:
             value = getattr(self.training, name)
             if not useful and value != getattr(TrainingConfig, name):
                 raise ConfigError(f"training.{name} is {value}, but it is only for {of}.")
-
-
-def _names_folder(name: object) -> bool:
-    allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
-    return isinstance(name, str) and re.fullmatch(allowed, name) is not None
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}

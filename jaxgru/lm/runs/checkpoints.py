@@ -215,10 +215,9 @@ def _without_evaluated(state: TrainState) -> TrainState:
 
 
 def silence_orbax() -> Callable[[], Any]:
-    """Silence Orbax, so that a failure is reported once, by its exception.
+    """Silence Orbax's logging, and TensorStore's threads, which raise after a full disk.
 
-    Its logging, and what TensorStore's threads raise after a failed read or write. Returns a
-    function that undoes this.
+    Then a failure is reported once, by its exception. Returns a function that undoes this.
     """
     hook, late = sys.unraisablehook, ("Event loop is closed", "error while reading array index")
     sys.unraisablehook = lambda e: any(text in str(e.exc_value) for text in late) or hook(e)

@@ -34,9 +34,8 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
     changes = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
     if "data.corpus" in changes:
-        of_text = ("encoding", "validation", "validation_fraction")
-        defaults = {name: getattr(DataConfig, name) for name in of_text}
-        theirs = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, **defaults))
+        for name in ("encoding", "validation", "validation_fraction"):
+            changes.setdefault(f"data.{name}", getattr(DataConfig, name))
     return override(theirs, changes)
 
 
@@ -87,8 +86,7 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     and the text is its own or has no more tokens that are unknown to it than to a new one.
     """
     if config.training.init:
-        training = dataclasses.replace(config.training, init=_source(config.training.init))
-        config = dataclasses.replace(config, training=training)
+        config = override(config, {"training.init": _source(config.training.init)})
     model, data = load_initial(config), config.data
     makes_one, loaded = data.tokenizer_file or data.min_count, []
     if model and model.tokenizer.kind == data.tokenizer and not makes_one:

@@ -39,8 +39,7 @@ class Observer:
     """Callbacks of `fit`. The defaults do nothing."""
 
     on_steps: Callable[[int, int, float, float], None] = lambda *_: None
-    """Called after a chunk of steps: (epoch from 0, steps done in it, loss of the last step in nats
-    per token, tokens per second)."""
+    """Called after a chunk: (epoch from 0, steps done in it, the last loss, tokens per second)."""
     on_validation: Callable[[int], None] = lambda *_: None
     """Called before a validation: (epoch from 0)."""
     on_epoch: Callable[[TrainState, Params | None, Progress], None] = lambda *_: None

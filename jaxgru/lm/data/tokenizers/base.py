@@ -60,12 +60,7 @@ class Tokenizer(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> Tokenizer:
-        """Return the tokenizer of a text.
-
-        Args:
-          vocab_size: model.vocab_size, for kinds that are sized.
-          min_count: data.min_count, for kinds with an unknown token.
-        """
+        """Return the tokenizer of a text; the numbers are model.vocab_size and data.min_count."""
 
     @classmethod
     @abc.abstractmethod

@@ -80,10 +80,7 @@ class SentencePieceTokenizer(sentencepiece_model.SentencePieceModel):
         return self._processor.decode(self.as_list(tokens))
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
-        """Decode the tokens that continue a text, chunk by chunk.
-
-        The first bytes of a character wait for its last ones, where a piece can be a single byte.
-        """
+        """Decode chunk by chunk; the first bytes of a character wait for its last ones."""
         before = [self._processor.unk_id()]  # any text: at the beginning, a space would be lost
         start, held, text = len(self._processor.decode(before)), [], ""
         for chunk in chunks:
@@ -105,10 +102,7 @@ class SentencePieceTokenizer(sentencepiece_model.SentencePieceModel):
         return (prompt[-1:], begin) if begin.any() else ("", None)
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
-        """Return how many characters these first tokens of the text stand for.
-
-        White space between words belongs to the token after it.
-        """
+        """Return how many characters these first tokens stand for; a word has the space before."""
         normalize = self._processor.normalize
         left = int(self._lengths[self.as_list(tokens)].sum())  # of the normalised text
         start = 0
