@@ -41,29 +41,20 @@ def folder(tmp_path):
 
 
 def test_a_folder_is_its_files_in_the_order_of_their_paths(folder):
-    found = read_text(str(folder))
+    found, parts = read_text(str(folder)), (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())
     assert found.text == "no line end\nB\r\né\n"
-    parts = [sha256(data) for data in (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())]
-    assert found.sha256 == sha256("".join(parts).encode())
+    assert found.sha256 == sha256("".join(map(sha256, parts)).encode())
     assert found.source == f"the 3 files of {folder}"
-
-
-def test_bytes_of_a_folder_are_its_files_bytes(folder):
-    text = read_text(str(folder), reads_bytes=True).text
-    assert text.encode() == b"no line end\xef\xbb\xbfB\r\n" + "é\n".encode()
+    assert read_text(str(folder), reads_bytes=True).text.encode() == b"".join(parts)
 
 
 @pytest.mark.parametrize("pattern, text", [
     ("*.txt", "no line end\nB\r\n"), ("**/*.gz", "é\n"), ("?.txt", "no line end\nB\r\n"),
-    ("sub/c.txt.gz", "é\n"),
+    ("sub/c.txt.gz", "é\n"), ("[red].md", "a file may be called like a pattern"),
 ])  # fmt: skip
 def test_patterns(folder, pattern, text):
+    (folder / "[red].md").write_text("a file may be called like a pattern")
     assert read_text(str(folder / pattern)).text == text
-
-
-def test_a_file_may_be_called_like_a_pattern(tmp_path):
-    (tmp_path / "[red].txt").write_text("red")
-    assert read_text(str(tmp_path / "[red].txt")).text == "red"
 
 
 def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
@@ -90,17 +81,13 @@ def test_what_is_no_text(tmp_path, name, data, says):
     assert "\n" not in str(refusal.value) and name.replace("*", "") in str(refusal.value)
 
 
-class Piped:
-    def __init__(self, data: bytes, tty: bool = False) -> None:
-        self.buffer, self.isatty = io.BytesIO(data), lambda: tty
-
-
 @pytest.fixture
 def piped(monkeypatch):
     """Stands in for standard input."""
 
-    def pipe(*arguments) -> None:
-        monkeypatch.setattr(sys, "stdin", Piped(*arguments))
+    def pipe(data: bytes, tty: bool = False) -> None:
+        stream = type("Stream", (), {"buffer": io.BytesIO(data), "isatty": lambda _: tty})
+        monkeypatch.setattr(sys, "stdin", stream())
 
     return pipe
 
