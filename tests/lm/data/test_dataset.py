@@ -37,9 +37,8 @@ def test_the_config_is_filled_in_and_changed_no_further(tiny_text, monkeypatch):
     given = tiny_config(tiny_text.name)
     config, dataset = load_dataset(given)
     assert dataset.sha256 == hashlib.sha256(tiny_text.read_bytes()).hexdigest()
-    assert config.model == dataclasses.replace(
-        given.model, vocab_size=len(set(tiny_text.read_text()))
-    )
+    size = len(set(tiny_text.read_text()))
+    assert config.model == dataclasses.replace(given.model, vocab_size=size)
     assert config.data == dataclasses.replace(given.data, corpus=str(tiny_text.resolve()))
     assert (config.name, config.training) == (given.name, given.training)
 

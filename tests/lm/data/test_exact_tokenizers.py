@@ -150,18 +150,13 @@ def test_spaces_and_characters_have_tokens_however_rare_they_are(text, monkeypat
     assert {"▁", *text.replace(" ", "▁")} <= set(pieces)
 
 
-@pytest.mark.parametrize("prompt, end, known", [
-    ("forests of ", " ", "forests of"),
-    ("burning   ", " ", "burning  "),
-    ("if x:\n    ", "", "if x:\n    "),
-    ("forests of", "", "forests of"),
-    ("of\n", "", "of\n"),
-    (" ", "", " "),
-    ("", "", ""),
+@pytest.mark.parametrize("prompt, end", [
+    ("forests of ", " "), ("burning   ", " "), ("if x:\n    ", ""), ("forests of", ""),
+    ("of\n", ""), (" ", ""), ("", ""),
 ])  # fmt: skip
-def test_spaces_at_the_end_of_a_prompt_belong_to_the_next_word(learned, prompt, end, known):
+def test_spaces_at_the_end_of_a_prompt_belong_to_the_next_word(learned, prompt, end):
     found, mask = learned.may_follow(prompt)
-    assert (found, prompt[: len(prompt) - len(end)]) == (end, known)
+    assert found == end
     if end:
         begin = [learned.decode(np.array([t])).startswith(end) for t in range(learned.vocab_size)]
         np.testing.assert_array_equal(mask, begin)
@@ -175,19 +170,16 @@ def test_a_model_that_loses_something_is_no_subwords_but_sentencepiece(tmp_path)
     with pytest.raises(TokenizerError, match="does not have a piece for each byte"):
         tokenizers.tokenizer_from_bytes("subwords", study.to_bytes())
     (tmp_path / "x.model").write_bytes(study.to_bytes())
-    assert isinstance(
-        tokenizers.read_tokenizer(tmp_path / "x.model"), tokenizers.SentencePieceTokenizer
-    )
+    assert tokenizers.read_tokenizer(tmp_path / "x.model").kind == "sentencepiece"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_anothers_model_that_loses_nothing_is_subwords(tmp_path, kind):
-    (tmp_path / "x.model").write_bytes(
-        _model(
-            model_type=kind, normalization_rule_name="identity", add_dummy_prefix=False,
-            remove_extra_whitespaces=False, user_defined_symbols=["\n\n", "<|end|>"],
-        )
+    model = model_with_bytes(
+        model_type=kind, normalization_rule_name="identity", add_dummy_prefix=False,
+        remove_extra_whitespaces=False, user_defined_symbols=["\n\n", "<|end|>"],
     )  # fmt: skip
+    (tmp_path / "x.model").write_bytes(model)
     tokenizer = tokenizers.read_tokenizer(tmp_path / "x.model")
     assert isinstance(tokenizer, SubwordTokenizer)
     for text in (*TEXTS.values(), "x  y<|end|>\n\n x"):
@@ -196,12 +188,13 @@ def test_anothers_model_that_loses_nothing_is_subwords(tmp_path, kind):
 
 @pytest.mark.parametrize("rule, prefix", [("nmt_nfkc", False), ("identity", True)])
 def test_a_model_with_bytes_that_loses_something_is_refused(rule, prefix):
-    model = _model(normalization_rule_name=rule, add_dummy_prefix=prefix)
+    model = model_with_bytes(normalization_rule_name=rule, add_dummy_prefix=prefix)
     with pytest.raises(TokenizerError, match="they do not give the text back"):
         tokenizers.tokenizer_from_bytes("subwords", model)
 
 
-def _model(**options) -> bytes:
+def model_with_bytes(**options) -> bytes:
+    """Another's model of SentencePiece: unknown characters are bytes, one piece each."""
     model = io.BytesIO()
     options = {"model_type": "bpe", "vocab_size": 264} | options
     sentencepiece.SentencePieceTrainer.train(

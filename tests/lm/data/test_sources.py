@@ -144,9 +144,8 @@ def test_a_text_to_validate_on(tiny_text, tmp_path):
     assert decode(dataset.train) == tiny_text.read_text()
     assert decode(dataset.validation) == "Zounds! light\n"
     assert dataset.num_characters == len("Zounds! light\n") - 1
-    inherited = override(
-        config_of(tiny_text, validation_fraction=0.2), {"data.validation": str(other)}
-    )
+    fraction = config_of(tiny_text, validation_fraction=0.2)
+    inherited = override(fraction, {"data.validation": str(other)})
     assert load_dataset(inherited)[1].train.tolist() == dataset.train.tolist()
     assert from_dict(to_dict(inherited)) == inherited  # such a run can be read
     assert dataset.sha256 == f"{sha256(tiny_text.read_bytes())} {sha256(other.read_bytes())}"
@@ -191,17 +190,13 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
     assert load_dataset(load_config("scribe_beta", scribe))[0].data == config.data
     again = override(load_config("scribe_beta"), scribe)  # as --init does
     assert load_dataset(again)[0].data == config.data
-    hugging_face = tmp_path / "tokenizer.json"
-    hugging_face.write_text('{"version": "1.0", "pre_tokenizer": null, "model": {"vocab": {}}}')
-    with pytest.raises(
-        UserError, match="tokenizer.json is damaged, or no tokenizer; .* a .model of SentenceP"
-    ):
-        load_dataset(config_of(tiny_text, tokenizer_file=str(hugging_face)))
-    path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="mine.model is damaged, or no"):
-        load_dataset(config_of(tiny_text, tokenizer_file=str(path)))
-    with pytest.raises(UserError, match="is damaged, or no tokenizer"):
-        load_dataset(config_of(tiny_text, tokenizer_file=str(tiny_text)))
+    hugging_face = '{"version": "1.0", "pre_tokenizer": null, "model": {"vocab": {}}}'
+    files = {"tokenizer.json": hugging_face, "mine.model": "damaged", "x.txt": "a text"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        says = f"{name} is damaged, or no tokenizer; .* a .model of SentenceP"
+        with pytest.raises(UserError, match=says):
+            load_dataset(config_of(tiny_text, tokenizer_file=str(tmp_path / name)))
 
 
 def test_bytes_of_a_file_that_is_no_text(tmp_path):

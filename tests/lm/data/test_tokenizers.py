@@ -12,6 +12,7 @@ import sentencepiece
 from annotations import unchecked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_exact_tokenizers import model_with_bytes
 
 from jaxgru.lm.data import tokenizers
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer, TokenizerError
@@ -61,16 +62,6 @@ class TestCharacters:
 @pytest.fixture(scope="session")
 def scribe(shakespeare) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.learn(shakespeare, 1000)
-
-
-def with_bytes() -> SentencePieceTokenizer:
-    """Another's model: unknown characters are bytes, one piece each."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["x y"] * 9), model_writer=model, model_type="bpe", vocab_size=264,
-        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    return SentencePieceTokenizer(model.getvalue())
 
 
 class TestSentencePiece:
@@ -165,11 +156,10 @@ class TestSentencePiece:
         assert self.words_begin(tokenizer, text) == [0, 2, 6, 10, 17]
 
     def test_characters_of_bytes(self):
-        tokenizer = with_bytes()
-        tokens = tokenizer.encode("日é x")
-        assert [tokenizer.num_characters(tokens[:n], "日é x") for n in range(len(tokens) + 1)] == [
-            0, 0, 1, 1, 1, 2, 2, 4,
-        ]  # fmt: skip
+        tokenizer, text = SentencePieceTokenizer(model_with_bytes()), "日é x"
+        tokens = tokenizer.encode(text)
+        counts = [tokenizer.num_characters(tokens[:n], text) for n in range(len(tokens) + 1)]
+        assert counts == [0, 0, 1, 1, 1, 2, 2, 4]
 
     def test_long_texts_and_words_are_encoded_in_parts(self, scribe, monkeypatch):
         text = "Shall I compare  thee to a summer's day?\n" + "temperate" * 9 + "  Rough winds"
@@ -183,7 +173,7 @@ class TestSentencePiece:
             scribe.encode("ü" * 99)
 
     def test_bytes_wait_for_the_rest_of_their_character(self):
-        tokenizer = with_bytes()
+        tokenizer = SentencePieceTokenizer(model_with_bytes())
         text = "日本 é🎭" * 3
         tokens = tokenizer.encode(text)
         for size in (1, 2, 3, 5):
