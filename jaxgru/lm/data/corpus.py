@@ -1,8 +1,4 @@
-"""Load and split a corpus: Tiny Shakespeare, or the user's own text.
-
-Tiny Shakespeare is Andrej Karpathy's `tinyshakespeare/input.txt`. A copy of it from any source is
-used only if its SHA-256 is the canonical one.
-"""
+"""Load and split a corpus: Andrej Karpathy's Tiny Shakespeare, or the user's own text."""
 
 from __future__ import annotations
 

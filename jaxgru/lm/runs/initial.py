@@ -1,8 +1,4 @@
-"""Start a run from the weights of another model: `jaxgru train --init MODEL`.
-
-MODEL is what `jaxgru.lm.load` takes. It gives the weights; the step, the optimizer and the keys are
-those of any new run.
-"""
+"""Start a run from the weights of another model: `jaxgru train --init MODEL`."""
 
 from __future__ import annotations
 
@@ -27,8 +23,7 @@ from jaxgru.lm.pretrained import pretrained_names
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that trains a model further: the model's own, with these values changed.
 
-    With another corpus, what is only true of the model's own text is left out: its encoding, and
-    what it was validated on.
+    With another corpus, its encoding and what it was validated on are left out.
     """
     theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model

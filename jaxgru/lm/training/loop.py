@@ -60,13 +60,9 @@ def fit(
     With early stopping (training.patience), training ends after that many consecutive epochs
     without a better validation loss, and the result is the best epoch's parameters.
 
-    Args:
-      state: it is donated, so the caller must not use it again.
-      best: the best epoch's parameters, if a run is resumed; None: no epoch is finished.
-      progress: is updated in place.
-
-    Raises NonFiniteLoss, and KeyboardInterrupt where `observer.interrupted` returned True and
-    `on_interrupt` has been called.
+    `state` is donated, so the caller must not use it again; `best` are the best epoch's parameters,
+    if one is finished; `progress` is updated in place. Raises NonFiniteLoss, and KeyboardInterrupt
+    where `observer.interrupted` returned True and `on_interrupt` has been called.
     """
     training, schedule = config.training, learning_rate(config.training)
     tokens = jnp.asarray(train_tokens)

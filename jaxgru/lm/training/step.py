@@ -267,8 +267,7 @@ def train_steps(
 
     `num_steps` is an argument and not a shape, so that one compiled program computes chunks of any
     length. Neither the cuts into chunks nor an interruption can then change the numbers of a run.
-
-    Returns the state, the losses, and how many steps were computed; later losses are zeros.
+    The losses end with zeros, after as many as the number that is returned.
     """
 
     def unfinished(loop: tuple[TrainState, Array, Array]) -> Array:

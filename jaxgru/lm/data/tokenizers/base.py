@@ -24,9 +24,7 @@ class TokenizerError(UserError):
 
 
 class Tokenizer(abc.ABC):
-    """What every tokenizer does. Tokens are int32.
-
-    A class of your own inherits from this one and is made known by `register_tokenizer`.
+    """What every tokenizer does, also one of your own (`register_tokenizer`). Tokens are int32.
 
     Attributes:
       kind: its name in config.data.tokenizer.

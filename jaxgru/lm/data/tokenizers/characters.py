@@ -36,8 +36,7 @@ class CharacterTokenizer(Tokenizer):
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> CharacterTokenizer:
         """Return the tokenizer of a text: the sorted set of its characters.
 
-        With a `min_count` above 1, it is the set of those that occur that often, and token 0 is the
-        unknown one, U+FFFD.
+        With a `min_count` above 1, of those that occur that often; token 0 is the unknown, U+FFFD.
         """
         if min_count <= 1:
             return cls("".join(sorted(set(text))))

@@ -49,10 +49,7 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
         """Learn `vocab_size` subwords, or as many as the text is long enough for.
 
         The most frequent characters have a token each, up to 99.95 % of the text or half of the
-        tokens; the others are bytes.
-
-        Raises:
-          TokenizerError: vocab_size is too small for the bytes, or SentencePiece fails.
+        tokens; the others are bytes. Raises TokenizerError for fewer tokens than bytes.
         """
         if vocab_size < LEAST:
             raise TokenizerError(

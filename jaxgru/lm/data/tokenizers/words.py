@@ -65,10 +65,9 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> WordTokenizer:
-        """Return the tokenizer of the words that occur `min_count` times or more.
+        """Return the tokenizer of the words that occur `min_count` times, and of white space.
 
-        White space is always in the vocabulary. Token 0 is " <unk>"; the others come in the order
-        of their frequency.
+        Token 0 is " <unk>"; the others come in the order of their frequency.
         """
         counts = Counter(_token().findall(text))
         for word in (UNKNOWN, "<unk>"):
