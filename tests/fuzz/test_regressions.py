@@ -11,19 +11,13 @@ from rich.console import Console
 from jaxgru.analysis.measures import Chain, Cycle
 from jaxgru.cli import evaluate
 from jaxgru.errors import UserError
-from jaxgru.lm.config import ConfigError, from_dict, load_config
+from jaxgru.lm.config import ConfigError, load_config
 from jaxgru.lm.data.tokenizers import SentencePieceTokenizer, TokenizerError
 
 
 def test_what_a_terminal_would_obey_is_escaped():
     error = UserError("a\nb\x1b[31m\u202e\ud800é")
     assert str(error) == r"a\nb\x1b[31m\u202e\ud800é"
-
-
-def test_a_name_that_no_folder_takes():
-    with pytest.raises(ConfigError, match="at most 200"):
-        from_dict({"name": "x" * 201})
-    assert from_dict({"name": "x" * 200}).name == "x" * 200
 
 
 def test_a_corpus_whose_name_is_not_utf8(tmp_path):

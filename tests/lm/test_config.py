@@ -269,7 +269,7 @@ class TestRefusals:
         ({"model": [{"cell": "gru"}]}, "no field 'model'"),
         *(
             ({"name": name}, "name is .*; it names a folder")
-            for name in ("", "..", "a/b", "a\\b", ".hidden", "-a", "a\n", "a b", 3)
+            for name in ("", "..", "a/b", "a\\b", ".hidden", "-a", "a\n", "a b", 3, "x" * 201)
         ),
     ])  # fmt: skip
     def test_an_unknown_field_or_section_or_a_name_that_is_no_folders(self, table, says):

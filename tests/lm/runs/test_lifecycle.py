@@ -101,7 +101,8 @@ def test_each_model_has_the_loss_that_was_recorded(run):
 @pytest.mark.parametrize("batches", ["crops", *slow("streams")])
 def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     """Validated, resumed, sampled and evaluated in lines; of both texts, each line by itself."""
-    monkeypatch.setattr(measures, "RESETS", (1,))
+    few = {name: row for name, row in measures.MEASURES.items() if row.needs != "own text"}
+    monkeypatch.setattr(measures, "MEASURES", few)  # for the time that the others take
     lines = [f"{a} and {b}\n" for a in ("anna", "bob", "cy") for b in range(100)]
     (tmp_path / "lines.txt").write_text("".join(lines))
     options = {"data.unit": "line", "data.batches": batches, "name": "lines"}
