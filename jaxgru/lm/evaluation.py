@@ -58,9 +58,8 @@ def window_nll(
         None: the text is one.
 
     Raises:
-      UserError: the tokens are fewer than two, or not one sequence; one is outside the vocabulary;
-        or the window is below 1.
-      ValueError: the tokens are not integers.
+      UserError: the tokens are fewer than two, not integers or not one sequence; one is outside the
+        vocabulary; or the window is below 1.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1

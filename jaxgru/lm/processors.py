@@ -3,7 +3,8 @@
 A processor is a pure function (logits, counts) → logits, both (B, V). The logits are the model's,
 before temperature, top_k and top_p. The counts say how often each token occurs in the text so far,
 the prompt included. −∞ excludes a token. A processor is a static argument of the compiled program:
-the same function, or an equal one of those here, compiles nothing anew.
+the same function, or an equal one of those here, compiles nothing anew. Those here raise UserError
+for a number that is out of their range.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ class RepetitionPenalty:
 
     arXiv 1909.05858. A negative logit is multiplied, because dividing it would make its token
     likelier; Hugging Face's transformers do so, too. The authors use 1.2; 1 changes nothing.
-
-    Raises:
-      UserError: the penalty is not a finite number above 0.
     """
 
     penalty: float
@@ -59,9 +57,6 @@ class FrequencyPenalty:
 
     This is OpenAI's frequency_penalty, from −2 to 2, but theirs does not count the prompt. Nor does
     this one, if `generate` is given zeros as `counts`.
-
-    Raises:
-      UserError: the penalty is not a finite number.
     """
 
     penalty: float
@@ -78,9 +73,6 @@ class PresencePenalty:
     """Subtract `penalty` from the logits of tokens already in the text, however often.
 
     This is OpenAI's presence_penalty; as for `FrequencyPenalty`, the prompt counts here.
-
-    Raises:
-      UserError: the penalty is not a finite number.
     """
 
     penalty: float
@@ -98,9 +90,7 @@ class Exempt:
 
         Exempt(RepetitionPenalty(1.2), tokenizer.encode(" \\n"))
 
-    Raises:
-      UserError: a token is not one of the vocabulary, when it is called.
-      ValueError: the tokens are not integers.
+    A call raises UserError for a token outside the vocabulary.
     """
 
     processor: Processor
@@ -121,9 +111,6 @@ class MinP:
     """Exclude tokens less likely than `fraction` × the likeliest one (Nguyen et al. 2024, §3).
 
     arXiv 2407.01082. The authors use 0.05 to 0.1; 1 leaves only the likeliest.
-
-    Raises:
-      UserError: the fraction is not a number in (0, 1].
     """
 
     fraction: float
@@ -143,9 +130,6 @@ class Typical:
     Locally typical sampling (Meister et al. 2023, TACL 11, arXiv 2202.00666, eq. 10): tokens are
     kept in the order of |−log p − H|, where H is the entropy of p. Those that tie with the last one
     are kept, too. The authors use 0.2 to 0.95; 1 excludes nothing.
-
-    Raises:
-      UserError: the mass is not a number in (0, 1].
     """
 
     mass: float
