@@ -23,14 +23,14 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
     if tokens.shape == (0,):  # an empty list would be float32
         return tokens.astype(np.int32)
     if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
-        raise ValueError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
+        raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
     dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
     if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
         values = np.asarray(tokens)
         least, most, limits = values.min(), values.max(), np.iinfo(dtype)
         if not limits.min <= least <= most <= limits.max:
             outside = most if most > limits.max else least
-            raise ValueError(f"{name} contains {outside}, which does not fit into {dtype}.")
+            raise UserError(f"{name} contains {outside}, which does not fit into {dtype}.")
     return tokens
 
 

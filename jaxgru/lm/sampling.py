@@ -23,7 +23,7 @@ from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import UserError, check_flags, check_whole, shown
 from jaxgru.layers.api import unroll
 from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, real_steps
-from jaxgru.lm.arguments import check_number, check_tokens
+from jaxgru.lm.arguments import as_sequence, as_tokens, check_number, check_tokens
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
@@ -134,13 +134,9 @@ def generate(
 
 def as_prompt(prompt: Any, vocab_size: int) -> Integer[Array, "B P"]:
     """Return a prompt as an array. Raises UserError if it is not one of this vocabulary."""
-    prompt = as_array("prompt", prompt)
-    is_whole = jnp.issubdtype(prompt.dtype, jnp.integer)
-    if prompt.ndim != 2 or prompt.shape[1] < 1 or not is_whole:
-        raise UserError(
-            f"the prompt is {prompt.dtype} {prompt.shape}; it must be integers (B, P) with P at "
-            "least 1."
-        )
+    prompt = as_tokens("the prompt", prompt)
+    if prompt.ndim != 2 or prompt.shape[1] < 1:
+        raise UserError(f"the prompt is {prompt.shape}; it must be (B, P) with P at least 1.")
     check_tokens("the prompt", prompt, vocab_size)
     return jnp.asarray(prompt)
 
@@ -160,14 +156,9 @@ def _as_integers(
 
 
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
-    """Return the stop tokens as an array; None where there are none. Raises UserError."""
-    stop = as_array("stop", stop)
-    if not stop.size:
-        return None
-    if stop.ndim != 1 or not jnp.issubdtype(stop.dtype, jnp.integer):
-        raise UserError(f"stop is {stop.dtype} {stop.shape}; it must be tokens, (S,).")
-    check_tokens("stop", stop, vocab_size)
-    return jnp.asarray(stop)
+    """Return the stop tokens as an array; None where there are none. Raises as `as_sequence`."""
+    stop = as_sequence("stop", stop, vocab_size)
+    return jnp.asarray(stop) if stop.size else None
 
 
 def check_sampling(
