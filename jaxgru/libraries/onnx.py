@@ -12,9 +12,9 @@ outputs of one call are inputs of the next; parts without names are numbered, wi
 Zeros start a sequence. Of two directions they are carry.forward.0.h, …, then carry.backward.0.h, ….
 With `form="step"` the graph computes `jaxgru.step`, and nothing has the axis T.
 
-A GRU, LSTM or RNN is ONNX's operator of that name, and an MLP a convolution over time. For other
-cells, and for resets, `onnx_graph.py` writes the cell's step with plain operators, such as MatMul,
-Add and Sigmoid, and the operator Scan repeats it. A graph of one step has plain operators only.
+A GRU, LSTM or RNN is ONNX's operator of that name. For other cells, and for resets,
+`onnx_graph.py` writes the cell's step with plain operators, such as MatMul, Add and Sigmoid, and
+the operator Scan repeats it. A graph of one step has plain operators only.
 """
 
 from __future__ import annotations
@@ -155,13 +155,10 @@ def add_layers(
                 graph.output(f"carry_out.{path}", *part.shape, dtype=part.dtype)
     for i, level in enumerate(zip(*sides, strict=True)):
         level = jax.tree.map(np.asarray, level)
-        marked = mode.lengths or mode.reset or mode.reverse or len(sides) == 2
         if mode.form == "step":
             add = _add_step
         elif has_operator(level[0]) and not mode.reset:
             add = _add_recurrent
-        elif isinstance(level[0], MLPParams) and not marked:
-            add = _add_mlp
         else:
             add = _add_scan
         y = add(graph, i, level, x, mode)
@@ -248,22 +245,6 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
     # (T, 2, B, H) → (T, B, 2·H)
     joined = graph.constant("side_by_side", [0, 0, -1])
     return graph.node("Reshape", graph.transpose(y, 0, 2, 1, 3), joined)
-
-
-def _add_mlp(graph: Graph, i: int, layers: tuple[MLPParams], x: str, *_: Any) -> str:
-    """Add a convolution over time, whose padding is the carry; h in the carry is only returned."""
-    (p,) = layers
-    W = graph.constant(f"layers.{i}.W", p.W.transpose(2, 1, 0))  # (H, E, K)
-    before, after = f"carry.{i}.context", f"carry_out.{i}.context"
-    x_T, context_T = graph.transpose(x, 1, 2, 0), graph.transpose(before, 0, 2, 1)
-    inputs = graph.node("Concat", context_T, x_T, axis=2)  # (B, E, K − 1 + T)
-    T, end = graph.node("Shape", x, end=1), graph.constant("end", [2**63 - 1])
-    last = graph.node("Slice", inputs, T, end, graph.constant("axis_2", [2]))
-    graph.transpose(last, 0, 2, 1, output=after)
-    a = graph.node("Conv", inputs, W, graph.constant(f"layers.{i}.b", p.b))
-    h = graph.transpose(graph.node("Tanh", a), 2, 0, 1)
-    graph.node("Gather", h, graph.constant("last", -1), outputs=[f"carry_out.{i}.h"])
-    return h
 
 
 def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, mode: Mode) -> str:

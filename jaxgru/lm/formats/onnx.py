@@ -13,10 +13,9 @@ import dataclasses
 import math
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import CellParams, MLPParams, sizes
+from jaxgru.cells import CellParams, sizes
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
@@ -66,12 +65,9 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
 
     def layer(i: int, p: CellParams) -> CellParams:
         (E, H), at = sizes(p), f"layers.{i}."
-        if not (has_operator(p) or isinstance(p, MLPParams)):
+        if not has_operator(p):
             weights = {name: array(at + name, *leaf.shape) for name, leaf in flatten(p).items()}
             return unflatten(p, weights)
-        if isinstance(p, MLPParams):
-            W = array(f"{at}W", H, E, len(p.W))  # (H, E, K)
-            return MLPParams(jnp.asarray(W.transpose(2, 1, 0)), jnp.asarray(array(f"{at}b", H)))
         rows = len(p.gates) * H
         W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
         made = layer_from_operator(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
