@@ -49,10 +49,6 @@ OPERATORS: dict[type, tuple[str, dict[str, int]]] = {
 """For each class of layers, ONNX's operator, and the attributes that tell it from others."""
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
-_MOVES = (
-    "Cast", "Concat", "Dropout", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze",
-)  # fmt: skip
-"""What may stand between two layers of a stack."""
 
 
 def functions(op: str, activation: str) -> list[str]:
@@ -70,14 +66,12 @@ class RecurrentNode:
       direction: "forward", "reverse" or "bidirectional".
       layer: its layer; for a bidirectional node, the one that reads forward.
       backward: for a bidirectional node, the layer that reads backward; else None.
-      reads: the names of the nodes whose outputs it reads: the layers below it in a stack.
     """
 
     name: str
     direction: str
     layer: CellParams
     backward: CellParams | None
-    reads: tuple[str, ...]
 
 
 def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
@@ -94,8 +88,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       model: a graph, or the path of its file; weights in files beside it are then read, too.
 
     Returns:
-      A node for each: `[node.layer for node in nodes]` is a stack for `jaxgru.unroll` where each
-      node reads the one before, and so are the `node.backward` for `jaxgru.bidirectional`.
+      A node for each, in the graph's order. Of a graph that is a stack, `[node.layer for node in
+      nodes]` is one for `jaxgru.unroll`; so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
       InteropError: there is no recurrent node, or one whose weights are not constants or whose
@@ -154,17 +148,6 @@ class _Nodes:
         outputs: Any = ReferenceEvaluator(model).run([name], reads)  # annotated as a dict
         return np.asarray(outputs[0])
 
-    def below(self, name: str) -> tuple[str, ...]:
-        """Return the recurrent nodes whose outputs of every step make this one, only moved."""
-        node = self.makers.get(name)
-        if node is None:
-            return ()
-        if node.op_type in ORDER:
-            return (_name(node),) if name == node.output[0] else ()
-        moved = node.input if node.op_type == "Concat" else node.input[:1]
-        moved = moved if node.op_type in _MOVES else ()
-        return tuple(dict.fromkeys(name for each in moved for name in self.below(each)))
-
 
 def _name(node: onnx.NodeProto) -> str:
     return node.name or next(filter(None, node.output), "without a name")
@@ -202,8 +185,7 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     for *side, p, each in zip(values["W"], values["R"], B, P, phi, strict=True):
         others = {} if p is None else dict(p=common.reordered(p, PEEPHOLES, cls.peepholes))
         layers.append(layer_from_operator(cls, *side, activation=each, clip=clip, **others))
-    below = graph.below(inputs.get("X", ""))
-    return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None, below)
+    return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None)
 
 
 def layer_from_operator(
