@@ -106,12 +106,7 @@ def test_a_long_text_in_half_precision():
     np.testing.assert_allclose(*losses, rtol=5e-4)  # 5e-5; with narrow sums and updates, 5e-3
 
 
-def test_what_cannot_be_cut_into_segments():
+def test_a_text_shorter_than_a_segment():
     params = random_params(np.random.default_rng(5), MODELS["lstm"], "float32")
-    dynamic = Dynamic(params, 0.1, every=EVERY)
-    with pytest.raises(UserError, match="at least 2 tokens, not 1"):
-        dynamic_nll(params, TOKENS[:1], dynamic)
     with pytest.raises(UserError, match="the text has 4 tokens; a segment of 4 needs 5"):
         mean_squares(params, TOKENS[:4], EVERY)
-    with pytest.raises(UserError, match="every is 0; it must be a whole number from 1"):
-        mean_squares(params, TOKENS, 0)

@@ -14,7 +14,6 @@ from annotations import unchecked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgru.analysis.markov import bigram_divergence
 from jaxgru.analysis.ngrams import NGram, count_ngrams, pair_frequencies
 from jaxgru.errors import UserError
 from jaxgru.lm.data.corpus import split
@@ -197,14 +196,6 @@ class TestProperties:
                 start = max(np.flatnonzero(evaluated[:t] == end), default=0)
                 np.testing.assert_array_equal(model.probabilities(evaluated[start:t]), p)
 
-    @given(texts)
-    def test_pairs_give_back_the_counts(self, example):
-        vocab_size, _, text, *_ = example
-        pairs = np.zeros((vocab_size, vocab_size))
-        np.add.at(pairs, (text[:-1], text[1:]), 1)
-        seen = pair_frequencies(np.array(text), vocab_size)
-        np.testing.assert_allclose(seen * (len(text) - 1), pairs, atol=1e-12)
-
 
 class TestSmallTexts:
     def test_a_text_of_1_token(self):
@@ -297,12 +288,6 @@ def splits(shakespeare) -> tuple[np.ndarray, np.ndarray]:
     return split(CharacterTokenizer.learn(shakespeare).encode(shakespeare))
 
 
-@pytest.fixture(scope="module")
-def bigram(splits) -> NGram:
-    """Of Tiny Shakespeare's characters."""
-    return count_ngrams(splits[0], 65, 2)
-
-
 class TestTinyShakespeare:
     def test_losses_of_every_order(self, splits):
         """Longer contexts help up to order 7: these are the numbers to beat, nats a character."""
@@ -313,31 +298,6 @@ class TestTinyShakespeare:
         assert losses == pytest.approx(expected, abs=1e-4)
         assert losses[:7] == sorted(losses[:7], reverse=True)
         assert losses[7] > losses[6]
-
-    def test_a_bigram_loses_what_a_bigram_loses(self, bigram, splits):
-        """2.4875 is an earlier, separate prototype's figure; smoothing changes it by under 0.01.
-
-        It is what 0.01 added to every count gives, which needs no code of the module's but counts.
-        """
-        train, validation = splits
-        counts = np.full((65, 65), 0.01)
-        np.add.at(counts, (train[:-1], train[1:]), 1)
-        p = counts / counts.sum(1, keepdims=True)
-        added = -np.log(p[validation[:-1], validation[1:]]).mean()
-        assert added == pytest.approx(2.4875, abs=5e-5)
-        assert bigram.token_nll(validation).mean() == pytest.approx(added, abs=0.01)
-
-    def test_no_bigram_fits_the_text_better_than_the_counted_one(self, bigram, splits):
-        """What smoothing costs on the text that was counted is the KL, weighed by the contexts."""
-        train, _ = splits
-        pairs = pair_frequencies(train, 65)
-        seen = pairs > 0
-        counted = -(pairs[seen] * np.log((pairs / pairs.sum(1, keepdims=True))[seen])).sum()
-        smoothed = bigram.token_nll(train).mean()
-        rows = np.stack([bigram.probabilities(np.array([v])) for v in range(65)])
-        kl = bigram_divergence(rows, pairs)
-        assert smoothed - counted == pytest.approx(kl, rel=1e-9)
-        assert 0 < kl < 0.001
 
 
 MODEL = count_ngrams(TEXT, 4, 3)

@@ -131,12 +131,10 @@ def of_shapes(**shapes):
 
 test_refusals = refused(
     (drawn(lambda: hk.VanillaRNN(6), X, H), "VanillaRNN; it must be one of Haiku's GRU, LSTM"),
-    (drawn(lambda: hk.ResetCore(hk.VanillaRNN(6)), (X, DONES), H), "the core is VanillaRNN"),
     (drawn(lambda: hk.ResetCore(gru()), (X, DONES.T), H), r"should_reset has shape \(3, 5\)"),
     (drawn(gru, X, H[:2]), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
     (drawn(lambda: hk.LSTM(6), X, H), r"must be a pair of arrays \(3, 6\), as an LSTM has"),
     (drawn(gru, None, H), "input_sequence is NoneType; it must be an array"),
-    (of_shapes(b=12, w_i=(5, 12)), "the tensor w_h is missing"),
     (of_shapes(w_i=(5, 12), w_h=(3, 12), b=12), r"w_h has shape \(3, 12\); it must be \(4, 12\)"),
     (of_shapes(w=(9, 20), b=12), r"w has shape \(9, 20\); it must be \(9, 12\)"),
     (lambda: GRU.apply({"gru": {"w": jnp.zeros(1)}}, None), "'w_i' for module 'gru'"),  # Haiku's

@@ -20,12 +20,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm import dynamic, evaluation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
-from jaxgru.lm.evaluation import (
-    in_units,
-    stream_nll,
-    window_loss,
-    window_nll,
-)
+from jaxgru.lm.evaluation import in_units, stream_nll, window_loss, window_nll
 from jaxgru.lm.model import token_nll
 
 V = 7
@@ -112,17 +107,6 @@ class TestUnits:
         found += [stream_nll(params, tokens, end=2)] if window == N else []
         for nll in found:
             np.testing.assert_allclose(nll, expected, rtol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "cell, loss",
-    [("gru", stream_loss), ("lstm", lambda *text: window_loss(*text, 13)), ("rnn", stream_loss)],
-)
-def test_a_model_that_knows_nothing_loses_ln_v(cell, loss, tokens):
-    """A head of zeros: every token equally likely, ln V nats a token, whatever the state."""
-    params = random_params(ModelConfig(cell, V, 3, 5, 2))
-    params = params.replace(head=jax.tree.map(jnp.zeros_like, params.head))
-    assert loss(params, tokens) == pytest.approx(math.log(V), rel=3e-7)
 
 
 def test_long_texts_lose_no_precision():

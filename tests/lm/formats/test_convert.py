@@ -107,21 +107,6 @@ def test_a_pth_whose_tokenizer_is_not_known(script, saved):
     assert "jaxgru.lm.formats.pth.load_pth('m.pth', tokenizer)" in outcome.err
 
 
-def test_a_link_is_written_through(script, saved, tmp_path):
-    """It stays a link; what it leads to is replaced, and only with --force."""
-    (tmp_path / "store").mkdir()
-    real, link = tmp_path / "store" / "real.bin", tmp_path / "m.pth"
-    real.write_bytes(b"old")
-    link.symlink_to(Path("store") / "real.bin")
-    outcome = script("convert", "m.safetensors", "m.pth")
-    assert outcome.code == 2 and "m.pth exists; to replace it, add --force." in outcome.err
-    assert real.read_bytes() == b"old"
-    assert script("convert", "m.safetensors", "m.pth", "--force").code == 0
-    assert os.readlink(link) == "store/real.bin"
-    assert same_bits(load_pth_model(real)[0], random_params(MODEL))
-    assert sorted(os.listdir(tmp_path / "store")) == ["real.bin"]
-
-
 @pytest.mark.parametrize("way", [os.symlink, os.link])
 def test_a_model_is_never_written_over_itself(script, saved, tmp_path, way):
     """A .pth holds no tokenizer and no recipe, so they would be lost."""

@@ -98,8 +98,3 @@ def test_a_file_that_cannot_be_opened(tmp_path, suffix):
     path.mkdir()
     with pytest.raises(InteropError, match=f"{path} cannot be read: Is a directory"):
         FORMATS[suffix].load(path)
-
-
-def test_another_suffix(tmp_path):
-    with pytest.raises(InteropError, match=r"x.h5 must end in .safetensors, .onnx or .pth"):
-        jaxgru.lm.save(tmp_path / "x.h5", random_params(SMALL), CONFIG, TOKENIZER)

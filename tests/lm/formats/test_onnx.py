@@ -27,7 +27,6 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from jaxgru.lm.formats.onnx import load_onnx, save_onnx, to_onnx  # noqa: E402
 
@@ -35,59 +34,41 @@ HERE = Path(__file__).resolve().parent
 
 SIZES = dict(vocab_size=5, embedding_dim=3, hidden_dim=4)
 CONFIGS = {
-    "gru": ModelConfig(**SIZES, reset_gate="before"),
-    "gru, second bias": ModelConfig(**SIZES, num_layers=2, second_bias=True, reset_gate="before"),
+    "gru": ModelConfig(**SIZES, num_layers=2, second_bias=True, reset_gate="before"),
     "gru after": ModelConfig(**SIZES, num_layers=2, final_norm=True),
-    "gru after, second bias": ModelConfig(**SIZES, second_bias=True),
     "lstm": ModelConfig("lstm", **SIZES, num_layers=3, final_norm=True),
-    "rnn": ModelConfig("rnn", **SIZES, num_layers=2),
     "mlp": ModelConfig("mlp", **SIZES, num_layers=2, context_length=3),
-    "mlp of one token": ModelConfig("mlp", **SIZES, context_length=1),
     "mogrifier_gru": ModelConfig("mogrifier_gru", **SIZES, rank=2, final_norm=True),
-    "blocks": ModelConfig(**SIZES, num_layers=2, num_blocks=2, second_bias=True),
-    "layer_norm_lstm": ModelConfig("lstm", **SIZES, num_layers=2, layer_norm=True),
-    "projected_lstm": ModelConfig("lstm", **SIZES, num_layers=2, proj_size=2),
-    "min_gru": ModelConfig("min_gru", **SIZES),
     "tied": ModelConfig("lstm", **SIZES, num_layers=2, proj_size=3, tied_embedding=True),
-    "smallest gru": ModelConfig("gru", 2, 1, 1, reset_gate="before"),
-    "smallest lstm": ModelConfig("lstm", 2, 1, 1),
+    "smallest": ModelConfig("rnn", 2, 1, 1),
 }
 SLOW = "astra_beta astra_gamma scribe_alpha scribe_beta scribe_gamma leviathan best_gru".split()
 FULL_SIZE = ["astra_alpha", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 NUM_TOKENS = 500  # of greedy text
 
-# Float32: what we promise of logits, which are up to 17: some roundings of 1e-6 (of them as well
-# as relative to them), since onnxruntime adds in another order and approximates tanh.
-# Float64: the same sums, with roundings of 1e-16 in place of 6e-8.
-TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
-NORM_TOLERANCE = 2e-8  # LayerNormalization's ε is a float32, off by 2.5e-8 of itself
+# What we promise of logits, which are up to 17: some roundings of 1e-6 (of them as well as relative
+# to them), since onnxruntime adds in another order and approximates tanh
+TOLERANCE = 1e-5
 
 
 class Runtime:
-    """A graph in onnxruntime, or float64 in onnx.reference: the first output, then the carry."""
+    """A graph in onnxruntime: the first output, then the carry."""
 
     def __init__(self, model) -> None:
-        self.names = [value.name for value in model.graph.input]
-        self.shapes = [
-            [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
-            for value in model.graph.input
-        ]
-        if model.graph.output[0].type.tensor_type.elem_type == TensorProto.DOUBLE:
-            self.run = ReferenceEvaluator(model).run
-            return
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self.run = onnxruntime.InferenceSession(
+        self.session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        ).run
+        )
 
     def __call__(self, x, carry=None):
+        first, *states = self.session.get_inputs()
         if carry is None:
-            carry = [np.zeros((len(x), *shape[1:]), np.float32) for shape in self.shapes[1:]]
-        first, *carry = self.run(
-            None, dict(zip(self.names, map(np.asarray, [x, *carry]), strict=True))
-        )
-        return first, carry
+            carry = [np.zeros((len(x), *state.shape[1:]), np.float32) for state in states]
+        names = (value.name for value in (first, *states))
+        arrays = map(np.asarray, [x, *carry])
+        y, *carry = self.session.run(None, dict(zip(names, arrays, strict=True)))
+        return y, carry
 
     def in_pieces(self, x, carry=None):
         """The carry of one call goes into the next."""
@@ -98,39 +79,28 @@ class Runtime:
         return np.concatenate(outputs, axis=1), carry
 
 
-def close(ours, theirs, dtype, norm=False):
+def close(ours, theirs):
     """The outputs and every part of the carry."""
-    tolerance = NORM_TOLERANCE if norm and dtype == "float64" else TOLERANCE[dtype]
     ours, theirs = ([first, *jax.tree.leaves(carry)] for first, carry in (ours, theirs))
     for a, b in zip(ours, theirs, strict=True):
-        assert a.shape == b.shape and b.dtype == dtype
-        np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
-
-
-def as_float64(tree):
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+        assert a.shape == b.shape and b.dtype == np.float32
+        np.testing.assert_allclose(b, a, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 class TestSmallModels:
-    """Against jaxgru in float64: float32 graphs in onnxruntime, float64 ones in onnx.reference."""
-
     @pytest.mark.parametrize("name", CONFIGS)
     def test_logits_and_carry(self, name):
-        config, (B, T) = CONFIGS[name], (1, 1) if "smallest" in name else (3, 8)
+        """Against jaxgru in float64."""
+        config, (B, T) = CONFIGS[name], (1, 1) if name == "smallest" else (3, 8)
         params = random_params(config)
         tokens = np.random.default_rng(1).integers(config.vocab_size, size=(B, T), dtype=np.int32)
         carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(params.layers, B)))
         with jax.enable_x64(True):
-            double = as_float64(params)
-            start = jax.tree.map(jnp.asarray, as_float64(carry))
-            ours = jaxgru.lm.apply(double, tokens, start, implementation="autodiff")
-            reference = Runtime(to_onnx(double))
+            double = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, carry))
+            ours = jaxgru.lm.apply(double[0], tokens, double[1], implementation="autodiff")
         runtime = Runtime(to_onnx(params))
         for run in (runtime, runtime.in_pieces):
-            close(ours, run(tokens, jax.tree.leaves(carry)), "float32")
-        carry = jax.tree.leaves(as_float64(carry))
-        for run in (reference, reference.in_pieces):
-            close(ours, run(tokens, carry), "float64", config.final_norm)
+            close(ours, run(tokens, jax.tree.leaves(carry)))
 
     def test_the_graph(self):
         """Standard operators of an opset that every runtime has, any B and T, jaxgru's shapes."""
@@ -161,7 +131,7 @@ class TestSmallModels:
 
 
 TOKENIZER = CharacterTokenizer('a"é\n漢')
-CONFIG = Config("small", CONFIGS["gru, second bias"])
+CONFIG = Config("small", CONFIGS["gru"])
 
 
 @pytest.fixture
@@ -275,8 +245,8 @@ class TestFullSize:
         params, tokens, results, text = full_size
         runtime = Runtime(to_onnx(params))
         logits, carry = runtime(tokens)
-        close(results, (logits, carry), "float32")
-        close(results, runtime.in_pieces(tokens), "float32")
+        close(results, (logits, carry))
+        close(results, runtime.in_pieces(tokens))
         greedy = []
         for _ in range(NUM_TOKENS):
             token = logits[:, -1:].argmax(-1).astype(np.int32)
@@ -297,5 +267,5 @@ class TestFullSize:
         assert (done.returncode, done.stderr) == (0, "")
         seen = json.loads(done.stdout)
         theirs = np.array(seen["whole"], np.float32).reshape(logits.shape)
-        close((logits, ()), (theirs, ()), "float32")
+        close((logits, ()), (theirs, ()))
         assert seen["greedy"] == text

@@ -194,7 +194,7 @@ def _keep(*words):
     ]
 
 
-BAD, HEAD = "layers.1.grucell.Wzx.weight", "fc.linear_projection.weight"
+BAD = "layers.1.grucell.Wzx.weight"
 REFUSED = {
     "missing tensor": (lambda file: file["state_dict"].pop(BAD), f"{BAD} is missing"),
     "missing head": (_keep("embedding"), "its embedding or head is missing or no matrix"),
@@ -202,20 +202,9 @@ REFUSED = {
     "missing layers": (_keep("embedding", "fc"), "num_layers is 0"),
     "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight does not belong"),
     "turned tensor": (_set_tensor(BAD, torch.zeros(4, 3)), r"shape \(4, 3\); it must be \(4, 4\)"),
-    "turned head": (_set_tensor(HEAD, torch.zeros(4, 5)), r"it must be \(5,"),
-    "a gap in the layers": (
-        lambda file: file["state_dict"].update(
-            {k.replace(".1.", ".2."): file["state_dict"].pop(k) for k in list(file["state_dict"])}
-        ),
-        "layers.2.grucell.Wh.weight does not belong",
-    ),
     "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
-    "integers": (_set_tensor(BAD, torch.zeros(4, 4).int()), f"'{BAD}' is int32"),
     "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is list; it must be float32"),
-    "a number for a name": (_set_tensor(5, torch.zeros(2)), "the tensor 5 does not belong"),
-    "sparse": (_set_tensor(BAD, torch.zeros(4, 4).to_sparse()), "convert Sparse layout tensor"),
     "no data": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "NotImplementedError: Cannot"),
-    "no elements": (_set_tensor("embedding.weight", torch.zeros(0, 3)), "vocab_size is 0"),
     "no state_dict": (lambda file: file.update(state_dict=None), "state_dict is NoneType"),
     "another model": (lambda file: file.pop("state_dict"), "neither a checkpoint of the study"),
 }  # fmt: skip
@@ -357,18 +346,6 @@ class TestAsARun:
         assert [*mine.training.dropouts.values()] == [0.25]  # the file's own, for the file says it
         other = whole_config("x", cell, (V, E, H + 1, L))
         assert (other.name, other.training) == ("x", TrainingConfig())
-
-    def test_what_early_stopping_saves(self, tmp_path):
-        """Nothing but the file's name and sizes tells what it is."""
-        path = tmp_path / "Scribe-α_best.pth"
-        torch.save(gru_file(1000, 128, 256, 2)["state_dict"], path)
-        pieces = CharacterTokenizer("".join(map(chr, range(100, 1100))))
-        _, config, _ = load_pth(path, pieces)
-        published = load_config("scribe_alpha")
-        assert (config.name, config.model) == ("scribe_alpha", published.model)
-        assert config.training == published.training
-        _, config, _ = load_pth(path.rename(tmp_path / "Astra_alpha_v1.pth"), pieces)
-        assert (config.name, config.training) == ("scribe_alpha", published.training)
 
     @pytest.mark.parametrize("model_name, name", [
         ("Scribe-gamma", "scribe-gamma"),  # which is not of this size

@@ -20,13 +20,9 @@ from jaxgru.errors import UserError
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.config import DataConfig, TrainingConfig
+from jaxgru.lm.data import tokenizers
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import (
-    CharacterTokenizer,
-    SentencePieceTokenizer,
-    TokenizerError,
-    save_tokenizer,
-)
+from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.load import find_model
 
@@ -135,20 +131,16 @@ REFUSED = {
         lambda t, m: (m.update(format_number="2"), m.pop("config")),
         "format_number is '2', and .* reads no newer one than 1; update jaxgru",
     ),
-    "a config less": (lambda t, m: m.pop("config"), "not a model of this library"),
     "config not TOML": (_config("[", ""), "its config is broken"),
     "unknown field": (_config("hidden_dim", "hidden_dims"), "no field 'model.hidden_dims'"),
-    "other hidden_dim": (_config("hidden_dim = 1", "hidden_dim = 7"), "it must be"),
     "a layer more": (_config("num_layers = 1", "num_layers = 2"), "layers.1.* is missing"),
     "one's own tokenizer": (
         lambda t, m: m.update(tokenizer="runes"), "there is no kind of tokenizer 'runes'",
     ),
     "no base64": (_tokenizer("a", "subwords"), "Invalid base64"),
-    "no JSON object": (_tokenizer("[]"), "the characters tokenizer is broken: TypeError"),
     "a tokenizer of another size": (
         _tokenizer('{"characters": "ab"}'), "has 2 tokens, but the model has 3 tokens",
     ),
-    "half a surrogate pair": (_tokenizer(r'{"characters": "ab\ud800"}'), "surrogates not allowed"),
     "an unknown token": (
         _tokenizer('{"characters": "abc", "unknown": true}'), "its unknown token is True",
     ),
@@ -172,8 +164,8 @@ class TestRefusals:
         with pytest.raises(UserError, match=f"^{path} cannot be used: .*{says}"):
             load_safetensors(path)
 
-    @pytest.mark.parametrize("dtype, bits", [("F16", 16), ("F8_E4M3", 8), ("F4", 4)])
-    def test_dtypes_of_which_numpy_lacks_some(self, path, dtype, bits):
+    @pytest.mark.parametrize("dtype, bits", [("F16", 16), ("F8_E4M3", 8)])  # NumPy lacks one
+    def test_other_dtypes(self, path, dtype, bits):
         save_safetensors(path, random_params(SMALL), CONFIG, TOKENIZER)
         tensor = {"dtype": dtype, "shape": [8], "data_offsets": [0, bits]}
         header = json.dumps({"__metadata__": read(path)[1], "embedding": tensor}).encode()
@@ -206,8 +198,8 @@ class TestRefusals:
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
         save_file = lambda: save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
-        for save in (save_file, lambda: save_tokenizer(tokenizer, path.parent)):
-            with unchecked(), pytest.raises(TokenizerError, match=says):
+        for save in (save_file, lambda: tokenizers.save_tokenizer(tokenizer, path.parent)):
+            with unchecked(), pytest.raises(tokenizers.TokenizerError, match=says):
                 save()
         assert list(path.parent.iterdir()) == []
 
