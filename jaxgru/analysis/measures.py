@@ -312,9 +312,7 @@ TEXT_MEASURES = _marks(Text, str)
 
 
 def measure(
-    subject: Subject,
-    asked: Collection[str] = (),
-    progress: Callable[[str], None] = lambda _: None,
+    subject: Subject, asked: Collection[str] = (), progress: Callable[[str], None] = lambda _: None
 ) -> Measurements:
     """Return every measure whose needs the subject meets, and those that are asked for by name.
 

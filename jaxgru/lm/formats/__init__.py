@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
@@ -55,17 +56,9 @@ class Format:
             return TINY_SHAKESPEARE_SHA256  # the study's own files
         return self.module().metadata_of(path)["text_sha256"]
 
-    def save(
-        self,
-        path: str | Path,
-        params: Params,
-        config: Config,
-        tokenizer: Tokenizer,
-        text_sha256: str = "",
-    ) -> None:
-        """Write a model."""
-        rest = (text_sha256,) if self.has_metadata else ()
-        getattr(self.module(), f"save_{self.name}")(path, params, config, tokenizer, *rest)
+    def save(self, path: str | Path, *model: Any) -> None:
+        """Write a model, given as for `lm.save`."""
+        getattr(self.module(), f"save_{self.name}")(path, *model)
 
     def module(self) -> ModuleType:
         """Import the format's module. Raises MissingPackage."""

@@ -28,12 +28,7 @@ from jaxgru.errors import counted, shown
 from jaxgru.libraries import InteropError, check_shapes
 from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
-from jaxgru.lm.data.tokenizers import (
-    TOKENIZERS,
-    Tokenizer,
-    saved_bytes,
-    tokenizer_from_bytes,
-)
+from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, saved_bytes, tokenizer_from_bytes
 from jaxgru.lm.files import damage_as
 from jaxgru.lm.model import Params, flatten, init, unflatten
 

@@ -47,46 +47,37 @@ class _Layout(NamedTuple):
 
 _GRU = _Layout(
     model_class="MyGRUModel",
-    config=ModelConfig(
-        cell="gru", second_bias=True, reset_gate="before", initial_weights="pytorch"
-    ),
+    config=ModelConfig("gru", second_bias=True, reset_gate="before", initial_weights="pytorch"),
     dropout_site="state",
     sizes={
-        "embd_dim": "embedding_dim",
-        "hidden_dim": "hidden_dim",
-        "vocab_size": "vocab_size",
-        "n_classes": "vocab_size",
-        "num_layers": "num_layers",
+        "embd_dim": "embedding_dim", "hidden_dim": "hidden_dim", "vocab_size": "vocab_size",
+        "n_classes": "vocab_size", "num_layers": "num_layers",
     },
     layer="layers.{}.grucell.",
     cell={"W": "W{}x.weight", "U": "W{}h.weight", "b": "W{}x.bias", "c": "bias_{}"},
     others={
         "embedding": "embedding.weight",
-        "head.Wo": "fc.linear_projection.weight",
-        "head.bo": "fc.linear_projection.bias",
+        "head.Wo": "fc.linear_projection.weight", "head.bo": "fc.linear_projection.bias",
     },
-)
+)  # fmt: skip
 
 _LSTM = _Layout(
     model_class="MyLSTMModel",
-    config=ModelConfig(cell="lstm", final_norm=True, initial_weights="pytorch"),
+    config=ModelConfig("lstm", final_norm=True, initial_weights="pytorch"),
     dropout_site="output",
     sizes={
-        "in_features": "embedding_dim",
-        "hidden_dim": "hidden_dim",
-        "vocab_size": "vocab_size",
+        "in_features": "embedding_dim", "hidden_dim": "hidden_dim", "vocab_size": "vocab_size",
         "n_layers": "num_layers",
     },
     layer="lstm_layer.layers.{}.",
     cell={"W": "W_{}_x.weight", "U": "W_{}_h.weight", "b": "b_{}"},
     others={
         "embedding": "embeddings.weight",
-        "norm.scale": "layer_norm.weight",
-        "norm.shift": "layer_norm.bias",
+        "norm.scale": "layer_norm.weight", "norm.shift": "layer_norm.bias",
         "head.Wo": "linear_projection.linear_projection.weight",
         "head.bo": "linear_projection.linear_projection.bias",
     },
-)
+)  # fmt: skip
 
 _LAYOUTS = (_GRU, _LSTM)
 
@@ -131,14 +122,15 @@ def load_pth(
 
 
 def save_pth(
-    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer | None = None
-) -> None:
+    path: str | Path, params: Params, config: Config, tokenizer: Tokenizer | None = None,
+    text_sha256: str = "",
+) -> None:  # fmt: skip
     """Write a .pth file, version 1, that the study's classes load with `strict=True`.
 
     `load_pth_model` returns the same parameters, bit for bit. A GRU with one bias per gate gets the
     study's second one as zeros: the same function, with a larger parameter count. Of the config's
-    training values, the file holds only the probability of dropout; it holds no tokenizer, and the
-    argument `tokenizer` is ignored.
+    training values, the file holds only the probability of dropout. It holds neither the tokenizer
+    nor `text_sha256`, which are ignored.
 
     Raises as `lm.save`, and InteropError where the parameters are not float32 or the study has no
     such model: a vanilla RNN, a GRU with LayerNorm or with the reset gate after the product, an
