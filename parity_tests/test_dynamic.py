@@ -95,7 +95,7 @@ def test_equals_a_loop_in_pytorch(kind, dtype):
 def test_a_long_text_in_half_precision():
     """Sums over a thousand segments, and a thousand small updates: as with wide weights."""
     tokens = np.random.default_rng(0).integers(0, V, 1025).astype(np.int32)
-    params = random_params(np.random.default_rng(5), MODELS["gru"], "float32")
+    params = random_params(np.random.default_rng(5), ModelConfig("rnn", V, 3, 6), "float32")
     narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), narrow)
     losses = []
@@ -103,7 +103,7 @@ def test_a_long_text_in_half_precision():
         squares = mean_squares(model, tokens, 1)
         assert {leaf.dtype for leaf in jax.tree.leaves(squares)} == {jnp.dtype("float32")}
         losses.append(dynamic_nll(model, tokens, Dynamic(squares, 1e-3, every=1))[-512:].mean())
-    np.testing.assert_allclose(*losses, rtol=5e-4)  # 5e-5; with narrow sums and updates, 5e-3
+    np.testing.assert_allclose(*losses, rtol=5e-4)  # 4e-5; with narrow sums or updates, 3e-3
 
 
 def test_a_text_shorter_than_a_segment():

@@ -27,7 +27,7 @@ CONFIG, TOKENIZER = Config("small", SMALL), CharacterTokenizer('a"é')
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@settings(max_examples=10)
+@settings(max_examples=3)
 @given(config=model_configs(), seed=st.integers(0, 99))
 @example(config=ModelConfig("mlp", 5, 3, 4, num_layers=2, context_length=3), seed=0)
 @example(config=ModelConfig("mlp", 5, 3, 4, context_length=1), seed=0)

