@@ -91,15 +91,9 @@ def to_arrays(layer: Any, stored: Stored) -> dict[str, Array]:
 
 
 def layer_from_weights(
-    cls: type,
-    order: str,
-    W: AnyArray,
-    U: AnyArray,
-    b: AnyArray | None = None,
-    c: AnyArray | None = None,
-    old_z: bool = True,
-    **others: Any,
-) -> CellParams:
+    cls: type, order: str, W: AnyArray, U: AnyArray, b: AnyArray | None = None,
+    c: AnyArray | None = None, old_z: bool = True, **others: Any,
+) -> CellParams:  # fmt: skip
     """Return a layer, given W (E, G·H), U (H, G·H) and b (G·H) with gates in another order.
 
     Args:

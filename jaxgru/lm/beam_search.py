@@ -50,7 +50,7 @@ def beam_search(
 
     Raises UserError or ValueError as `generate` does.
     """
-    params, V = on_device(params), params.head.bo.shape[0]
+    params, V = on_device(params), len(params.embedding)
     prompt = as_prompt(prompt, V)
     sizes = check_whole("num_tokens", num_tokens), check_whole("num_beams", num_beams)
     if carry is not None:
@@ -75,7 +75,7 @@ def _search(
     carry: ModelCarry | None, stop: Integer[Array, "S"] | None,
 ) -> tuple[Int[Array, "B K N"], Float[Array, "B K"], Tree]:  # fmt: skip
     B, P = prompt.shape
-    V = params.head.bo.shape[0]
+    V = len(params.embedding)
     step = stepper(params)
     carry = initial_carry(params, B) if carry is None else carry
     if P > 1:

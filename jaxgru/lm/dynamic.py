@@ -129,12 +129,9 @@ def _loss(
 
 @jax.jit
 def _dynamic_nll(
-    trained: Params,
-    mean_squares: Params,
-    rates: tuple[Any, Any, Any],
-    inputs: Int[Array, "M 1 T"],
-    targets: Int[Array, "M 1 T"],
-) -> Float[Array, "M T"]:
+    trained: Params, mean_squares: Params, rates: tuple[Any, Any, Any],
+    inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"],
+) -> Float[Array, "M T"]:  # fmt: skip
     (rate, decay, epsilon), wide = rates, at_least_float32(trained)
     roots = jax.tree.map(jnp.sqrt, mean_squares)
     leaves = jax.tree.leaves(roots)

@@ -268,12 +268,9 @@ def _scores(
 
 @partial(jax.jit, static_argnames=("end", "keep"))
 def batches_nll(
-    params: Params,
-    inputs: Int[Array, "M B T"],
-    targets: Int[Array, "M B T"],
-    end: int | None = None,
-    keep: bool = False,
-) -> Float[Array, "M B T"]:
+    params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"],
+    end: int | None = None, keep: bool = False,
+) -> Float[Array, "M B T"]:  # fmt: skip
     """Compute each batch in turn; `keep`: from the state after the batch before, not from zeros."""
 
     def batch_nll(carry: ModelCarry | None, batch: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -287,16 +284,11 @@ def batches_nll(
 
 @partial(jax.jit, static_argnames=("mesh", "end"))
 def _nll_on_mesh(
-    mesh: Mesh,
-    params: Params,
-    inputs: Int[Array, "M B T"],
-    targets: Int[Array, "M B T"],
+    mesh: Mesh, params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"],
     end: int | None = None,
-) -> Float[Array, "M B T"]:
+) -> Float[Array, "M B T"]:  # fmt: skip
     """Compute `batches_nll`, an equal share of the batches on each device; gather the results."""
 
-    share = lambda *given: jax.lax.all_gather(batches_nll(*given, end=end), ROWS, tiled=True)
-    run = jax.shard_map(
-        share, mesh=mesh, in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False
-    )
-    return run(params, inputs, targets)
+    share = lambda *batches: jax.lax.all_gather(batches_nll(*batches, end=end), ROWS, tiled=True)
+    specs = dict[str, Any](in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False)
+    return jax.shard_map(share, mesh=mesh, **specs)(params, inputs, targets)

@@ -193,18 +193,10 @@ def _batch_texts(
     options: Options, rows: int,
 ) -> list[str]:  # fmt: skip
     """Return the texts after some prompts. Every call has `rows` rows, and so the same program."""
-    groups: dict[bytes | None, list[tuple[Sample, _Prompt]]] = {}
-    for sample, prompt in prompts:
-        start = None if prompt.first is None else prompt.first.tobytes()
-        groups.setdefault(start, []).append((sample, prompt))
-    texts = {}
-    for group in groups.values():
-        samples, encoded = zip(*group, *group[:1] * (rows - len(group)), strict=True)
-        tokens = _tokens(model, encoded, options, samples, None)
-        for row, (sample, prompt) in enumerate(group):
-            new = _continuation(tokenizer, prompt, tokens.of_row(row), options)
-            texts[sample] = "".join(new)
-    return [texts[sample] for sample, _ in prompts]
+    samples, encoded = zip(*prompts, *prompts[:1] * (rows - len(prompts)), strict=True)
+    tokens = _tokens(model, encoded, options, samples, None)
+    rest = lambda row: _continuation(tokenizer, encoded[row], tokens.of_row(row), options)
+    return ["".join(rest(row)) for row in range(len(prompts))]
 
 
 class _Prompt(NamedTuple):
@@ -297,7 +289,9 @@ class _Recurrent:
         samples: Sequence[Sample], carry: ModelCarry | None,
     ) -> None:  # fmt: skip
         self.params, self.options = _only(prompts[0].allowed, params), options
-        self.first = prompts[0].first
+        every = np.ones(len(params.embedding), bool)
+        first = np.stack([every if p.first is None else p.first for p in prompts])
+        self.first = None if first.all() else first
         number, sample = np.array(samples, np.uint32).T
         key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), number)
         # It is the first sample's; `split`, which `generate` goes on with, gives no other's
@@ -371,8 +365,8 @@ class _Recurrent:
         return carry
 
 
-def _only(allowed: Bool[np.ndarray, "V"] | None, params: Params) -> Params:
-    """Return the parameters of a model that gives all other tokens the logit −∞."""
+def _only(allowed: Bool[np.ndarray, "*B V"] | None, params: Params) -> Params:
+    """Return the parameters of a model that gives all other tokens, in each row, the logit −∞."""
     if allowed is None:
         return params
     bo = jnp.where(allowed, params.head.bo, -jnp.inf)
@@ -381,11 +375,9 @@ def _only(allowed: Bool[np.ndarray, "V"] | None, params: Params) -> Params:
 
 @jax.jit
 def _read(
-    params: Params,
-    tokens: Int[AnyArray, "B T"],
-    carry: ModelCarry,
+    params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry,
     lengths: Int[AnyArray, "B"] | None = None,
-) -> ModelCarry:
+) -> ModelCarry:  # fmt: skip
     """Return the state after these tokens, without computing logits."""
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     return unroll(params.layers, x, carry, lengths=lengths, time_major=True)[1]

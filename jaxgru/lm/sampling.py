@@ -97,7 +97,7 @@ def generate(
       ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
         neither True nor False.
     """
-    params, V = on_device(params), params.head.bo.shape[0]
+    params, V = on_device(params), len(params.embedding)
     prompt = as_prompt(prompt, V)
     B, P = prompt.shape
     num_tokens = check_whole("num_tokens", num_tokens)
@@ -219,7 +219,7 @@ def _generate(
         _, before = unroll(params.layers, x, before, lengths=real)
     if processors and counts is None:
         real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
-        counts = jnp.zeros((B, params.head.bo.shape[0]), jnp.int32)
+        counts = jnp.zeros((B, len(params.embedding)), jnp.int32)
         counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
 
     step = stepper(params)
