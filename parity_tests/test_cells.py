@@ -10,25 +10,14 @@ import pytest
 import torchref
 from jaxgru import cells
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
-from parity_tests.bridge import (
-    REPEATED,
-    TOLERANCE,
-    VARIANTS,
-    agree,
-    carry_to_torch,
-    cell_keys,
-    from_state_dict,
-    random_array,
-    random_cell,
-    to_torch,
-    torch_cell,
-)
+from parity_tests import bridge
+from parity_tests.bridge import REPEATED, TOLERANCE, VARIANTS, agree, to_torch
 
 
 def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
     """Return a random carry of one layer."""
-    h = random_array(rng, (B, H), dtype)
-    return cells.LSTMState(h, random_array(rng, (B, H), dtype)) if cell == "lstm" else h
+    h = bridge.random_array(rng, (B, H), dtype)
+    return cells.LSTMState(h, bridge.random_array(rng, (B, H), dtype)) if cell == "lstm" else h
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
@@ -43,10 +32,10 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     each takes part. `unroll_layer` has a hand-written backward pass; `unroll_autodiff` has JAX's.
     """
     rng = np.random.default_rng(0)
-    params = random_cell(rng, cell, E, H, True, dtype)
-    x = random_array(rng, (B, T, E), dtype)
+    params = bridge.random_cell(rng, cell, E, H, True, dtype)
+    x = bridge.random_array(rng, (B, T, E), dtype)
     of_carry = lambda: jax.tree.leaves(random_state(rng, cell, B, H, dtype))
-    weights = [random_array(rng, (B, T, H), dtype), *of_carry()]
+    weights = [bridge.random_array(rng, (B, T, H), dtype), *of_carry()]
 
     @jax.jit
     def results_and_gradients(params, x, state):
@@ -61,8 +50,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     for start, state in states.items():
         gradient, ours = results_and_gradients(params, x, state)
 
-        module = torch_cell(params)
-        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), carry_to_torch((state,))
+        module = bridge.torch_cell(params)
+        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), bridge.carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
         h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)
@@ -73,7 +62,9 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         theirs = {
             "outputs": h,
             "final carry": theirs_out,
-            "gradient of every parameter": from_state_dict(cell_keys(params), gradients),
+            "gradient of every parameter": bridge.from_state_dict(
+                bridge.cell_keys(params), gradients
+            ),
             "gradient of the input": theirs_x.grad,
             "gradient of the carry": [tensor.grad for tensor in theirs_in],
         }

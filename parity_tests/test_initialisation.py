@@ -15,13 +15,8 @@ from flax import linen as nn
 import jaxgru
 from jaxgru.libraries.flax_linen import from_linen
 from jaxgru.lm.config import ModelConfig
-from parity_tests.bridge import (
-    VARIANTS,
-    agree_in_distribution,
-    from_state_dict,
-    model_keys,
-    torch_model,
-)
+from parity_tests import bridge
+from parity_tests.bridge import VARIANTS
 
 CONFIGS = {
     cell: ModelConfig(cell, 65, 48, 96, 2, initial_weights="pytorch", **VARIANTS[cell])
@@ -46,7 +41,7 @@ def test_layers_start_as_flaxs(init):
     for name in "WU":
         a, b = (np.asarray(getattr(layer, name)) for layer in (ours, theirs))
         p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
-        agree_in_distribution(f"{init.__name__}: {name}", p_value, a.size + b.size, "flax")
+        bridge.agree_in_distribution(f"{init.__name__}: {name}", p_value, a.size + b.size, "flax")
         for U in np.split(np.stack([a, b]), len(ours.gates), -1) if name == "U" else []:
             np.testing.assert_allclose(U.mT @ U, np.stack([np.eye(H)] * 2), atol=2e-6)
     in_forget_gate = jnp.zeros(len(theirs.b)).at[:H].set(init is jaxgru.init_lstm)
@@ -72,8 +67,8 @@ def both(cell: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     params = jaxgru.lm.init(jax.random.key(1), CONFIGS[cell])
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        fresh = type(torch_model(params))(65, 48, 96, 2)
-    theirs = from_state_dict(model_keys(params), fresh.state_dict())
+        fresh = type(bridge.torch_model(params))(65, 48, 96, 2)
+    theirs = bridge.from_state_dict(bridge.model_keys(params), fresh.state_dict())
     return named_leaves(params), named_leaves(theirs)
 
 
@@ -92,7 +87,9 @@ def test_same_distributions(cell):
             np.testing.assert_array_equal(a, b, err_msg=name)
         else:
             p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
-            agree_in_distribution(f"{cell}: initialisation of {name}", p_value, a.size + b.size)
+            bridge.agree_in_distribution(
+                f"{cell}: initialisation of {name}", p_value, a.size + b.size
+            )
     drawn = [leaf.ravel() for leaf in ours.values() if np.ptp(leaf) > 0]
     for i, a in enumerate(drawn):
         for b in drawn[:i]:

@@ -14,15 +14,8 @@ import torch.nn.functional as F
 import jaxgru
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.model import token_nll
-from parity_tests.bridge import (
-    DTYPES,
-    TOLERANCE,
-    agree,
-    precision,
-    random_params,
-    random_tokens,
-    to_torch,
-)
+from parity_tests import bridge
+from parity_tests.bridge import DTYPES, TOLERANCE, agree, to_torch
 
 # V, E, H, K, B, T: the size of bengio_mlp, and each at its smallest
 SIZES = [(65, 64, 160, 7, 4, 128), (2, 1, 1, 1, 1, 1), (2, 1, 3, 4, 2, 1), (5, 3, 2, 2, 3, 9)]
@@ -32,9 +25,9 @@ SIZES = [(65, 64, 160, 7, 4, 128), (2, 1, 1, 1, 1, 1), (2, 1, 3, 4, 2, 1), (5, 3
 @pytest.mark.parametrize("V, E, H, K, B, T", SIZES)
 def test_logits_loss_and_every_gradient(V, E, H, K, B, T, dtype):
     rng = np.random.default_rng(V + T)
-    with precision(dtype):
-        params = random_params(rng, ModelConfig("mlp", V, E, H, 1, context_length=K), dtype)
-        tokens, targets = random_tokens(rng, V, B, T), random_tokens(rng, V, B, T)
+    with bridge.precision(dtype):
+        params = bridge.random_params(rng, ModelConfig("mlp", V, E, H, 1, context_length=K), dtype)
+        tokens, targets = bridge.random_tokens(rng, V, B, T), bridge.random_tokens(rng, V, B, T)
 
         def loss(params):
             logits, _ = jaxgru.lm.apply(params, tokens)

@@ -20,19 +20,12 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from jaxgru.lm import evaluation  # noqa: E402
+from jaxgru.lm import evaluation, training  # noqa: E402
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig  # noqa: E402
 from jaxgru.lm.evaluation import window_loss, window_nll  # noqa: E402
 from jaxgru.lm.model import init  # noqa: E402
 from jaxgru.lm.runs.checkpoints import open_checkpoints, restore, save  # noqa: E402
 from jaxgru.lm.sampling import generate  # noqa: E402
-from jaxgru.lm.training import (  # noqa: E402
-    Progress,
-    init_state,
-    optimizer,
-    state_shardings,
-    train_steps,
-)
 from jaxgru.parallel.sharding import ROWS, shard_rows, shardings  # noqa: E402
 
 MODEL = ModelConfig("gru", 64, 24, 16, 2)  # every axis divides by 8
@@ -46,14 +39,16 @@ def mesh_of(devices):
 
 def start(recipe, devices, dtype, batches="crops", end=None):
     """A fresh state on so many devices, and a compiled `train_steps` for it."""
-    mesh, state = mesh_of(devices), init_state(MODEL, recipe, batches)
+    mesh, state = mesh_of(devices), training.init_state(MODEL, recipe, batches)
     params, carry = (
         jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for tree in (state.params, state.carry)
     )
-    state = state.replace(params=params, opt_state=optimizer(recipe).init(params), carry=carry)
-    state = jax.device_put(state, state_shardings(state, mesh, recipe))
+    state = state.replace(
+        params=params, opt_state=training.optimizer(recipe).init(params), carry=carry
+    )
+    state = jax.device_put(state, training.state_shardings(state, mesh, recipe))
     tokens = jax.device_put(TOKENS, NamedSharding(mesh, P()))
-    steps = train_steps.lower(recipe, state, tokens, np.int32(1), mesh, end).compile()
+    steps = training.train_steps.lower(recipe, state, tokens, np.int32(1), mesh, end).compile()
 
     def run(state, num_steps):
         state, losses, _ = steps(state, tokens, np.int32(num_steps))
@@ -125,7 +120,7 @@ def of_streams(folder):
         state, run, _ = start(recipe, devices, jnp.float32, "streams", 7)
         state, first = run(state, 4)
         with open_checkpoints(folder / f"streams {devices}") as manager:
-            save(manager, state, None, Progress())
+            save(manager, state, None, training.Progress())
         state, last = run(state, 6)
         ends[devices] = state, np.concatenate([first, last])
     config = Config("tiny", MODEL, DataConfig(batches="streams"), recipe)
@@ -150,7 +145,7 @@ def of_checkpoints(folder):
         held[kind], programs[kind] = bytes_held(state), run
         state, first = run(state, 8)
         with open_checkpoints(folder / kind) as manager:
-            save(manager, state, None, Progress())
+            save(manager, state, None, training.Progress())
         before = bits(state)
         state, last = run(state, 12)
         results[kind] = (before, state, np.concatenate([first, last]))

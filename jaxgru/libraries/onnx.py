@@ -34,16 +34,9 @@ from jaxgru.errors import check_one_of, needs, type_name
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.layers.validate import as_initial, carry_like, check_stack
-from jaxgru.libraries import InteropError, common
+from jaxgru.libraries import InteropError, common, onnx_nodes
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
-from jaxgru.libraries.onnx_nodes import (
-    OPERATORS,
-    ORDER,
-    PEEPHOLES,
-    RecurrentNode,
-    from_onnx,
-    functions,
-)
+from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx
 
 with needs("onnx"):
     import onnx
@@ -216,7 +209,7 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
     if any(getattr(p, "p", None) is not None for p in layers):
         zeros = np.zeros(len(p.peepholes) * sizes(p)[1], p.b.dtype)
         each = [zeros if side.p is None else side.p for side in layers]
-        each = [common.reordered(P, p.peepholes, PEEPHOLES) for P in each]
+        each = [common.reordered(P, p.peepholes, onnx_nodes.PEEPHOLES) for P in each]
         peepholes = [stored("P", each)]
     axis = lambda i: graph.constant(f"axis_{i}", [i])
     states = []
@@ -226,7 +219,7 @@ def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: 
     options: dict[str, Any] = {"hidden_size": sizes(p)[1], **fixed}
     options |= {} if p.clip is None else {"clip": float(p.clip)}
     if any(p.activation != "tanh" for p in layers):
-        names = [name for p in layers for name in functions(op, p.activation)]
+        names = [name for p in layers for name in onnx_nodes.functions(op, p.activation)]
         options["activations"] = [name.capitalize() for name in names]
     if len(layers) == 2 or mode.reverse:
         options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"

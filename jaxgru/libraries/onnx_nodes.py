@@ -16,15 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import (
-    CellParams,
-    CoupledLSTMParams,
-    GRUParams,
-    LSTMParams,
-    PeepholeLSTMParams,
-    ResetBeforeGRUParams,
-    RNNParams,
-)
+from jaxgru import cells
 from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.errors import needs, shown
 from jaxgru.libraries import InteropError, check_shapes, common
@@ -39,12 +31,12 @@ ORDER = {"GRU": "zrn", "LSTM": "iofg", "RNN": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
 PEEPHOLES = "iof"
 OPERATORS: dict[type, tuple[str, dict[str, int]]] = {
-    GRUParams: ("GRU", {"linear_before_reset": 1}),
-    ResetBeforeGRUParams: ("GRU", {"linear_before_reset": 0}),
-    RNNParams: ("RNN", {}),
-    CoupledLSTMParams: ("LSTM", {"input_forget": 1}),
-    LSTMParams: ("LSTM", {}),
-    PeepholeLSTMParams: ("LSTM", {}),
+    cells.GRUParams: ("GRU", {"linear_before_reset": 1}),
+    cells.ResetBeforeGRUParams: ("GRU", {"linear_before_reset": 0}),
+    cells.RNNParams: ("RNN", {}),
+    cells.CoupledLSTMParams: ("LSTM", {"input_forget": 1}),
+    cells.LSTMParams: ("LSTM", {}),
+    cells.PeepholeLSTMParams: ("LSTM", {}),
 }
 """For each class of layers, ONNX's operator, and the attributes that tell it from others."""
 
@@ -70,8 +62,8 @@ class RecurrentNode:
 
     name: str
     direction: str
-    layer: CellParams
-    backward: CellParams | None
+    layer: cells.CellParams
+    backward: cells.CellParams | None
 
 
 def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
@@ -178,9 +170,9 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     fits = lambda fixed: all(attributes.get(name, 0) == value for name, value in fixed.items())
     rows_of_op = {cls: fixed for cls, (name, fixed) in OPERATORS.items() if name == op}
     cls: Any = next(cls for cls, fixed in rows_of_op.items() if fits(fixed))
-    cls = PeepholeLSTMParams if cls is LSTMParams and "P" in values else cls
+    cls = cells.PeepholeLSTMParams if cls is cells.LSTMParams and "P" in values else cls
     B = values.get("B", np.zeros(want["B"], values["W"].dtype))
-    layers: list[CellParams] = []
+    layers: list[cells.CellParams] = []
     P = values.get("P", [None] * D)
     for *side, p, each in zip(values["W"], values["R"], B, P, phi, strict=True):
         others = {} if p is None else dict(p=common.reordered(p, PEEPHOLES, cls.peepholes))
@@ -190,7 +182,7 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
 
 def layer_from_operator(
     cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray, **others: Any
-) -> CellParams:
+) -> cells.CellParams:
     """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
     (op, _), (b, c) = OPERATORS[cls], np.split(B, 2)
     return common.layer_from_weights(cls, ORDER[op], W.T, R.T, b, c, **others)

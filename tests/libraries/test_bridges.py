@@ -6,6 +6,7 @@ import contextlib
 import os
 from functools import partial
 
+import against
 import chex
 import equinox as eqx
 import haiku as hk
@@ -13,21 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import (
-    alike_under_strict_promotion,
-    carry_of,
-    equinox_cell,
-    keras_drawn,
-    layer,
-    nnx_cell,
-    normal,
-    precision,
-    randomized,
-    refused,
-    resets,
-    same_numbers,
-    scanned,
-)
+from against import carry_of, equinox_cell, layer, nnx_cell, normal, randomized, refused, resets
 from annotations import unchecked
 from conftest import slow
 from flax import linen as nn
@@ -111,7 +98,7 @@ def equinox_calls(kind, dtype, T, B, E, H):
 
     def theirs(cell, xs, states):
         step = lambda state, x: (after := cell(x, state), jax.tree.leaves(after)[0])
-        run = partial(scanned, step, jax.tree.map(lambda s: jnp.zeros(H, dtype), states))
+        run = partial(against.scanned, step, jax.tree.map(lambda s: jnp.zeros(H, dtype), states))
         each, first = jax.vmap(run)(states, xs, reset), jax.tree.map(lambda s: s[0], states)
         ends = np.append(reset[0, 1:], False)  # of episodes
         return each, each, run(first, xs[0], ends, reverse=True)
@@ -182,16 +169,16 @@ ONE_EACH = pytest.mark.parametrize(
 )
 def test_the_same_call_gives_the_same_numbers(calls, kind, dtype, sizes):
     """Outputs, carries, and the gradients of parameters, inputs and carries: ours by hand."""
-    with precision(dtype):
+    with against.precision(dtype):
         ours, theirs, args = calls(kind, dtype, *sizes)
-        same_numbers(ours, theirs, *args)
+        against.same_numbers(ours, theirs, *args)
         assert "custom_vjp_call" in str(jax.make_jaxpr(ours)(*args))
 
 
 @ONE_EACH
 def test_strict_promotion(calls, kind):
     ours, _, args = calls(kind, np.float32, 5, 3, 4, 6)
-    alike_under_strict_promotion(lambda: jax.jit(ours)(*args))
+    against.alike_under_strict_promotion(lambda: jax.jit(ours)(*args))
 
 
 @ONE_EACH
@@ -242,7 +229,7 @@ def haiku_params(core):
 
 
 def keras_layer(kind, **options):
-    return keras_drawn(getattr(keras.layers, kind)(6, **options))
+    return against.keras_drawn(getattr(keras.layers, kind)(6, **options))
 
 
 nnx_lstm = partial(flax_nnx.to_nnx, lstm=nnx.LSTMCell)
@@ -385,7 +372,7 @@ def test_an_option_arrives_or_is_refused_by_name(convert, kind, monkeypatch):
         plain = plain.replace(cn=jnp.zeros_like(plain.cn))
     with contextlib.suppress(InteropError):
         theirs = convert(plain)  # the library has such a cell, which Keras cannot make strictly
-        alike_under_strict_promotion(lambda: FROM[convert](theirs))
+        against.alike_under_strict_promotion(lambda: FROM[convert](theirs))
         for option in (dict(activation="relu"), dict(clip=0.5)):
             try:
                 back = FROM[convert](convert(plain.replace(**option)))

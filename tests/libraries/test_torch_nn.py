@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import against
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import (
-    carry_of,
-    layer,
-    normal,
-    refused,
-    torch_gradients,
-    value_and_gradients,
-    weights_of,
-)
+from against import carry_of, layer, normal, refused
 from conftest import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +100,7 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
     outputs_ = pad_packed_sequence(outputs_, total_length=T)[0] if lengths else outputs_
     lasts_ = list(last_) if kind == "lstm" else [last_]
     results_ = [outputs_, *lasts_]
-    torch.autograd.backward(results_, [*map(torch.tensor, weights_of(results_, dtype))])
+    torch.autograd.backward(results_, [*map(torch.tensor, against.weights_of(results_, dtype))])
 
     def ours(directions, x, states):
         carries = [LSTMState(*s) if kind == "lstm" else s[0] for s in zip(*states, strict=True)]
@@ -116,9 +109,9 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
         ends = [end for pair in zip(*ends, strict=True) for end in pair]
         return [y, *(jnp.stack(s) for s in zip(*map(jax.tree.leaves, ends), strict=True))]
 
-    results, gradients = value_and_gradients(ours, from_torch(theirs), x, states)
+    results, gradients = against.value_and_gradients(ours, from_torch(theirs), x, states)
     jax.tree.map(same, results, [result.detach() for result in results_])
-    expected = torch_gradients(theirs), x_.grad, [state.grad for state in states_]
+    expected = against.torch_gradients(theirs), x_.grad, [state.grad for state in states_]
     jax.tree.map(same, gradients, expected)
 
 
