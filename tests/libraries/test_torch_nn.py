@@ -115,7 +115,7 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
     jax.tree.map(same, gradients, expected)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     E=st.integers(1, 4),

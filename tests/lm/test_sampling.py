@@ -171,7 +171,7 @@ def test_no_rows(params):
     chex.assert_trees_all_equal(carry, jaxgru.lm.initial_carry(params, 0))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32"])
+@pytest.mark.parametrize("dtype", ["uint8", *slow("int8", "uint32")])
 def test_the_prompts_dtype_is_not_the_tokens(dtype):
     """Tokens up to 999 do not fit into 8 bits."""
     params = random_params(ModelConfig("gru", 1000, 2, 3, 1))
