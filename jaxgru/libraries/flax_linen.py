@@ -147,9 +147,8 @@ class Layer(nn.Module):
         `Layer(lambda key: init_gru(key, 8, 16))`.
       dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the weights'.
 
-    Raises:
-      InteropError: the parameters are those of layers of another kind.
-      ScopeParamShapeError: they are those of layers of another size.
+    Raises InteropError for parameters of layers of another kind, and Flax's ScopeParamShapeError
+    for those of another size.
     """
 
     layers: Any

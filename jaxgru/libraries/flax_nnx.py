@@ -179,13 +179,11 @@ def from_nnx(cell: Any) -> CellParams:
 def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     """Return a GRUCell, a SimpleCell or an LSTM cell with the layer's weights.
 
-    A GRU's second biases c are added to b. `from_nnx` returns the other values bit for bit.
+    A GRU's second biases c are added to b; its cn, which must be known, unlike under `jit`, must be
+    zeros. `from_nnx` returns the other values bit for bit.
 
     Args:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
-
-    Raises:
-      InteropError: a GRU's cn is not zeros, or not known, as under `jit`.
     """
     cells = common.by_layer(CELLS) | {LSTMParams: (lstm, CELLS[lstm])}
     make, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")

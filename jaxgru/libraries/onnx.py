@@ -72,9 +72,9 @@ def to_onnx(
       initial: as for `jaxgru.unroll`, without the axis B; it is stored in the graph.
       reverse: read from the last step to the first.
 
-    Raises:
-      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; the weights are
-        not known, as under `jit`; or the options contradict each other.
+    Raises InteropError where a cell of your own computes what jaxgru cannot write as ONNX, the
+    weights are not known, as under `jit`, or of several dtypes, or the options contradict each
+    other.
     """
     common.check_known((layers, backward, initial), "an ONNX graph")
     sides = common.directions(layers, backward)

@@ -83,9 +83,8 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       A node for each, in the graph's order. Of a graph that is a stack, `[node.layer for node in
       nodes]` is one for `jaxgru.unroll`; so are the `node.backward` for `jaxgru.bidirectional`.
 
-    Raises:
-      InteropError: there is no recurrent node, or one whose weights are not constants or whose
-        functions are not sigmoid, tanh and ReLU.
+    Raises InteropError where there is no recurrent node, or one whose weights are not constants or
+    whose functions are not sigmoid, tanh and ReLU.
     """
     where, folder = "the ONNX model cannot be used", None
     if not isinstance(model, onnx.ModelProto):

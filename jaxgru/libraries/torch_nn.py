@@ -81,9 +81,7 @@ def to_torch(
       backward: the layers of the backward direction; None: the module has one direction.
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
-    Raises:
-      RuntimeError: the layers are not all of one kind and size.
-      ValueError: a projection is not smaller than c.
+    Raises what PyTorch raises for layers that are not all of one kind and size.
     """
     torch = import_torch()
     common.check_known((layers, backward), "a PyTorch module")

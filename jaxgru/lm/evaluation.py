@@ -57,9 +57,8 @@ def window_nll(
       end: of a text in units, the end-of-unit token: the state is also reset before each of these;
         None: the text is one.
 
-    Raises:
-      UserError: the tokens are fewer than two, not integers or not one sequence; one is outside the
-        vocabulary; or the window is below 1.
+    Raises UserError for a window below 1, and for tokens that are fewer than two, not one sequence
+    of integers, or outside the vocabulary.
     """
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1

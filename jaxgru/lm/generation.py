@@ -138,12 +138,8 @@ def stream_text(
         seed.
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
-    Raises:
-      UserError: at the call: the prompt is no string, gives no token or has unknown characters, an
-        option or the sample's index is out of range or of a wrong type, or an n-gram model is given
-        a carry or a processor. While the text is generated: the model's logits are NaN, or a
-        processor excludes every token or does not return logits.
-      ValueError: the carry does not fit the model, or a flag is neither True nor False.
+    Raises UserError or ValueError at the call where an argument is wrong; and UserError later where
+    the model's logits are NaN, or a processor excludes every token or does not return logits.
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(model, tokenizer, options)

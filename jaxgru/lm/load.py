@@ -85,11 +85,9 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
       epoch: of a run, "best" or "last": the epoch with the lowest validation loss, or the newest
         parameters; None: its result.
 
-    Raises:
-      UserError: there is no such model, it is damaged, which the message locates, or has no
-        checkpoint; the best epoch is asked for and none is finished, or an epoch of a file; or a
-        package is not installed: for a run's folder the extra `[train]`, for an .onnx `[onnx]`, for
-        a .pth PyTorch, for a tokenizer SentencePiece.
+    Raises UserError where there is no such model, it has no such epoch, or it is damaged, which the
+    message locates; and where a package is not installed: for a run the extra `[train]`, for an
+    .onnx `[onnx]`, for a .pth PyTorch, for a tokenizer SentencePiece.
     """
     return find_model(model).load(epoch)
 
@@ -104,9 +102,8 @@ def save(
       text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
         "": unknown, unless it is Tiny Shakespeare. A .pth does not hold it.
 
-    Raises:
-      UserError: the suffix is another; the parameters, the config and the tokenizer do not fit
-        together or cannot be written in that format; or a package is not installed, as for `load`.
-      OSError: the file cannot be written; an older file is then untouched.
+    Raises UserError where the parts do not fit together or cannot be written in that format, or a
+    package is not installed; and OSError where the file cannot be written, which leaves an older
+    one untouched.
     """
     format_to_write(path).save(path, params, config, tokenizer, text_sha256)

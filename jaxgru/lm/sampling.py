@@ -90,12 +90,8 @@ def generate(
 
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
-    Raises:
-      UserError: an argument has a wrong shape or dtype, or is out of range; a token is outside the
-        vocabulary; or a processor does not return logits (B, V). Of traced values only the shape
-        and the dtype are checked.
-      ValueError: the carry does not fit this model and batch; or `stateful` or `return_logprobs` is
-        neither True nor False.
+    Raises UserError where an argument has a wrong shape or dtype, or is out of range, which is not
+    checked of traced ones; and ValueError where the carry does not fit, or a flag is no bool.
     """
     params, V = on_device(params), len(params.embedding)
     prompt = as_prompt(prompt, V)

@@ -48,8 +48,7 @@ def join(
       process: the number of this process, counted from 0.
       seconds: how long to wait for the others; then the process ends with exit code 2.
 
-    Raises:
-      UserError: an argument is missing or wrong, or JAX cannot connect.
+    Raises UserError where an argument is missing or wrong, or JAX cannot connect.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator and not re.fullmatch(r".+:\d+", coordinator):

@@ -59,8 +59,7 @@ def shard_rows(tree: Any) -> Any:
     A `jax.jit` function of the batch and of parameters that are not committed to a device then
     computes each row on its device, and sums a gradient over the devices.
 
-    Raises:
-      UserError: the rows do not divide by the devices.
+    Raises UserError where the rows do not divide by the devices.
     """
     rows = len(jax.tree.leaves(tree)[0])
     return jax.device_put(tree, NamedSharding(data_mesh(rows), P(ROWS)))

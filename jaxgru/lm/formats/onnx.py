@@ -104,12 +104,8 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     """Convert a model to a graph that computes `jaxgru.lm.apply`, without dropout and resets.
 
     A token outside the vocabulary, for which `apply` gives NaN, is an error there, but the last
-    tokens can also be called −1, −2, …. `jaxgru.libraries.onnx.to_onnx` converts layers alone.
-
-    Raises:
-      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; or the weights are
-        neither all float32 nor all float64 (for which most runtimes lack the operators), or not
-        known, as under `jit`.
+    tokens can also be called −1, −2, …. Raises as `jaxgru.libraries.onnx.to_onnx`, which converts
+    layers alone.
     """
     common.check_known(params, "an ONNX graph")
     check_layers(params.layers)
