@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.errors import counted, shown, type_name
-from jaxgru.libraries import InteropError, check_shapes, import_torch
+from jaxgru.libraries import InteropError, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
@@ -190,26 +190,20 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
             f"{shown(list(metadata or tensors))}; to convert a torch.nn.GRU, LSTM or RNN, see "
             "jaxgru.libraries.torch_nn.from_torch."
         )
-    for name, tensor in tensors.items():
-        dtype = str(getattr(tensor, "dtype", type_name(tensor))).removeprefix("torch.")
-        if dtype != "float32":
-            raise InteropError(f"{where}: {shown(name)} is {dtype}; it must be float32.")
     with damage_as(InteropError, where):  # not all that PyTorch calls a tensor is an array
         arrays = {name: tensor.numpy(force=True) for name, tensor in tensors.items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
     try:
-        (V, E), (_, H) = (shapes[layout.others[name]] for name in ("embedding", "head.Wo"))
+        (V, E), (_, H) = (arrays[layout.others[name]].shape for name in ("embedding", "head.Wo"))
     except (KeyError, ValueError):
         raise InteropError(f"{where}: its embedding or head is missing or no matrix.") from None
-    has_layer = lambda i: any(name.startswith(layout.layer.format(i)) for name in shapes)
+    has_layer = lambda i: any(name.startswith(layout.layer.format(i)) for name in arrays)
     L = next(i for i in itertools.count() if not has_layer(i))
     sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
     with damage_as(InteropError, where):
         config = dataclasses.replace(layout.config, **sizes)
     like = _like(config, layout)
     names = _names(layout, like)
-    want = jax.eval_shape(lambda leaves: _split(leaves, names), flatten(like))
-    check_shapes(where, shapes, {name: tensor.shape for name, tensor in want.items()})
+    arrays = checked(where, arrays, jax.eval_shape(lambda t: _split(t, names), flatten(like)))
     array = lambda ours, name: _turned(ours, arrays[name])
     leaves = {
         ours: jax.device_put(np.concatenate([array(ours, name) for name in theirs], axis=-1))

