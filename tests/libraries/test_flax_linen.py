@@ -13,7 +13,7 @@ from against import carry_of, layer, normal, randomized, refused, resets, same_n
 from annotations import unchecked
 from flax import linen as nn
 from flax import serialization
-from flax.errors import ScopeCollectionNotFound, ScopeParamShapeError
+from flax.errors import ScopeParamShapeError
 from flax.traverse_util import flatten_dict, path_aware_map
 from random_models import same_bits
 
@@ -141,11 +141,6 @@ test_refusals = refused(
     (lambda: from_linen({"if": 0, "in": 0}), "the parameters if, in are not those of a flax.l"),
     (lambda: from_linen(CELL | {"h": CELL["i"]}), "the tensor h.bias does not belong there"),
 )
-
-
-def test_without_parameters():
-    with pytest.raises(ScopeCollectionNotFound):
-        GRU.apply({}, X)
 
 
 @pytest.mark.parametrize(

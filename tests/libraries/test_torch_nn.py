@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import same_bits
 
-from jaxgru import LSTMState, bidirectional, cells, initial_carry, step, unroll
+from jaxgru import LSTMState, bidirectional, initial_carry, step, unroll
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
 
@@ -65,14 +65,6 @@ def test_a_module_without_biases(kind):
     close(outputs, theirs(x)[0].detach())
     if kind == "gru":
         assert layers[0].c is None and not layers[0].cn.any()
-
-
-def test_init_is_pytorch_s_gru():
-    """Without an option. The bias that the reset gate multiplies begins as zeros."""
-    p = cells.init_gru(jax.random.key(0), 2, 3)
-    assert not np.asarray(p.cn).any() and p.cn.shape == (3,)
-    (again,) = from_torch(to_torch(p))
-    assert same_bits(again.replace(c=None), p)
 
 
 @pytest.mark.parametrize("kind", KINDS)

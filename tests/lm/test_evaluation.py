@@ -91,22 +91,19 @@ class TestAgainstNumPy:
         np.testing.assert_allclose(nll, expected, rtol=1e-6)
 
 
-class TestUnits:
-    """Token 2 ends a unit: the state is zero before it, as if each unit were a text of its own."""
-
-    @pytest.mark.parametrize("window", [1, 4, 13, N])
-    def test_are_texts_of_their_own(self, params, tokens, window):
-        """Within windows, a state is also zero at the start of each; the stream has none."""
-        resets = [t for t in range(N - 1) if t % window == 0 or tokens[t] == 2]
-        assert (tokens[:-1] == 2).sum() > 3
-        expected = np.concatenate([
-            numpy_gru_losses(params, tokens[begin : end + 1], N)
-            for begin, end in itertools.pairwise([*resets, N - 1])
-        ])  # fmt: skip
-        found = [window_nll(params, tokens, window, end=2)]
-        found += [stream_nll(params, tokens, end=2)] if window == N else []
-        for nll in found:
-            np.testing.assert_allclose(nll, expected, rtol=2e-5)
+@pytest.mark.parametrize("window", [1, 4, 13, N])
+def test_units_are_texts_of_their_own(params, tokens, window):
+    """Token 2 ends a unit: the state is zero before it, and at the start of each window."""
+    resets = [t for t in range(N - 1) if t % window == 0 or tokens[t] == 2]
+    assert (tokens[:-1] == 2).sum() > 3
+    expected = np.concatenate([
+        numpy_gru_losses(params, tokens[begin : end + 1], N)
+        for begin, end in itertools.pairwise([*resets, N - 1])
+    ])  # fmt: skip
+    found = [window_nll(params, tokens, window, end=2)]
+    found += [stream_nll(params, tokens, end=2)] if window == N else []
+    for nll in found:
+        np.testing.assert_allclose(nll, expected, rtol=2e-5)
 
 
 def test_long_texts_lose_no_precision():
@@ -129,21 +126,20 @@ def test_units():
     assert math.isnan(perplexity(math.nan))
 
 
-class TestChosenDynamic:
-    def test_it_has_the_lowest_loss(self, params, tokens, monkeypatch):
-        """The first learning rate is so large that the loss is NaN, which is not the lowest."""
-        rates, decays = (1e38, 1e-3, 0.1), (0.0, 0.5)
-        monkeypatch.setattr(dynamic, "LEARNING_RATES", rates)
-        monkeypatch.setattr(dynamic, "DECAYS", decays)
-        chosen = choose_dynamic(params, tokens, every=8)
-        squares = mean_squares(params, tokens, 8)
-        loss = {
-            pair: dynamic_nll(params, tokens, Dynamic(squares, *pair, every=8)).mean()
-            for pair in itertools.product(rates, decays)
-        }
-        assert math.isnan(loss[1e38, 0.0])
-        found = loss[chosen.learning_rate, chosen.decay]
-        assert found == min(value for value in loss.values() if not math.isnan(value))
+def test_the_chosen_dynamic_has_the_lowest_loss(params, tokens, monkeypatch):
+    """The first learning rate is so large that the loss is NaN, which is not the lowest."""
+    rates, decays = (1e38, 1e-3, 0.1), (0.0, 0.5)
+    monkeypatch.setattr(dynamic, "LEARNING_RATES", rates)
+    monkeypatch.setattr(dynamic, "DECAYS", decays)
+    chosen = choose_dynamic(params, tokens, every=8)
+    squares = mean_squares(params, tokens, 8)
+    loss = {
+        pair: dynamic_nll(params, tokens, Dynamic(squares, *pair, every=8)).mean()
+        for pair in itertools.product(rates, decays)
+    }
+    assert math.isnan(loss[1e38, 0.0])
+    found = loss[chosen.learning_rate, chosen.decay]
+    assert found == min(value for value in loss.values() if not math.isnan(value))
 
 
 class TestRefusals:

@@ -145,27 +145,16 @@ def saved(path):
     return path
 
 
-class TestWholeModels:
-    def test_metadata_are_those_of_a_safetensors_file(self, saved, tmp_path):
-        """A runtime can read them all."""
-        from safetensors import safe_open
+def test_metadata_are_those_of_a_safetensors_file(saved, tmp_path):
+    """A runtime can read them all."""
+    from safetensors import safe_open
 
-        save_safetensors(tmp_path / "m.safetensors", random_params(CONFIG.model), CONFIG, TOKENIZER)
-        with safe_open(tmp_path / "m.safetensors", "numpy") as file:
-            expected = file.metadata()
-        seen = onnxruntime.InferenceSession(saved).get_modelmeta().custom_metadata_map
-        assert seen == expected
-        assert find_model(saved).text_sha256() == expected["text_sha256"] == TINY_SHAKESPEARE_SHA256
-
-    def test_scores_are_onnxruntimes(self, saved):
-        """Of a text, token by token, by who has the file alone."""
-        params, _, tokenizer = load_onnx(saved)
-        scores = jaxgru.lm.score(params, tokenizer, text := 'é"a\n漢aa"')
-        tokens = tokenizer.encode(text)
-        logits, _ = Runtime(onnx.load(saved))(tokens[None, :-1])
-        p = np.exp(logits[0].astype(np.float64))
-        expected = -np.log((p / p.sum(-1, keepdims=True))[np.arange(len(text) - 1), tokens[1:]])
-        np.testing.assert_allclose(scores.nats, expected, rtol=1e-4, atol=1e-5)
+    save_safetensors(tmp_path / "m.safetensors", random_params(CONFIG.model), CONFIG, TOKENIZER)
+    with safe_open(tmp_path / "m.safetensors", "numpy") as file:
+        expected = file.metadata()
+    seen = onnxruntime.InferenceSession(saved).get_modelmeta().custom_metadata_map
+    assert seen == expected
+    assert find_model(saved).text_sha256() == expected["text_sha256"] == TINY_SHAKESPEARE_SHA256
 
 
 def _tensor(**changes):
@@ -197,12 +186,7 @@ REFUSED = {
     "a tensor less": (lambda m: m.graph.initializer.pop(), "head.bo must be a float32 tensor"),
     "external data": (_tensor(**EXTERNAL), r"layers.0.W .* tensor \(1, 12, 3\) in the file"),
     "turned": (_tensor(dims=[1, 3, 12]), r"layers.0.W must be a float32 tensor \(1, 12, 3\)"),
-    "integers": (_tensor(data_type=TensorProto.INT32), "layers.0.W must be a float32 tensor"),
     "another weight": (_tensor(raw_data=bytes(144)), "does not match its SHA-256"),
-    "another config": (
-        _metadata("config", "second_bias = true", "second_bias = false"),
-        "does not match its SHA-256",
-    ),
     "config not TOML": (_metadata("config", "[", ""), "its config is broken"),
     "vocabulary": (_metadata("tokenizer_data", "a", "b"), "does not match its SHA-256"),
     "nothing in it": (lambda m: m.CopyFrom(onnx.ModelProto()), "not a model of this library"),
