@@ -54,6 +54,21 @@ def test_a_folder_that_is_missing_and_one_in_the_files_place(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_two_write_one_file_and_the_last_one_wins(tmp_path, monkeypatch):
+    """The second one begins and ends while the first one writes."""
+    path, fsync = tmp_path / "file", os.fsync
+
+    def during_the_first(handle):
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_bytes(path, b"second")
+        assert path.read_bytes() == b"second"
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", during_the_first)
+    write_bytes(path, b"first")
+    assert path.read_bytes() == b"first" and os.listdir(tmp_path) == ["file"]
+
+
 def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):
     path = tmp_path / "file"
     write_bytes(path, b"data")
