@@ -171,16 +171,13 @@ def added(b: AnyArray, c: AnyArray) -> Array:
 # --- Layers
 
 
-def directions(layers: Any, backward: Any = None) -> tuple[tuple[Any, ...], ...]:
+def directions(layers: Any) -> tuple[tuple[Any, ...], ...]:
     """Return the layers that read forward and, in a second tuple, any that read backward.
 
-    They are given as one layer, a list or a pair of lists; or `backward` is given apart.
+    They are given as one layer, a list or a pair of lists.
     """
-    if backward is not None:
-        layers = layers, backward
-    elif not is_pair(layers):
-        layers = (layers,)
-    stacks = [tuple(part) if isinstance(part, Sequence) else (part,) for part in layers]
+    parts = layers if is_pair(layers) else (layers,)
+    stacks = [tuple(part) if isinstance(part, Sequence) else (part,) for part in parts]
     if not stacks[0]:
         raise InteropError("there is no layer to convert.")
     if len({*map(len, stacks)}) > 1:

@@ -110,7 +110,7 @@ def _from_parts(whole: Any, layers: Sequence[Any], weights: Sequence[Any] | None
     return tuple(map(from_keras, layers, parts))
 
 
-def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.Layer:
+def to_keras(layers: Any, **options: Any) -> keras.layers.Layer:
     """Return a built GRU, LSTM or SimpleRNN; for two directions, a Bidirectional of these.
 
     Several layers become a Sequential, in which all but the last return sequences.
@@ -119,14 +119,13 @@ def to_keras(layers: Any, backward: Any = None, **options: Any) -> keras.layers.
     second biases become zeros. `from_keras` returns the other values bit for bit.
 
     Args:
-      layers: one layer, or the layers of a stack, or of its forward direction; or, as from
-        `from_torch` and `from_keras`, the pair of both directions.
-      backward: the layer, or the layers, of the backward direction; None: there is one direction.
+      layers: one layer, or the layers of a stack; or, as from `from_torch` and `from_keras`, the
+        pair of lists of both directions.
       options: for each Keras layer, such as `return_sequences=True`, but none that says what it
         computes.
     """
-    common.check_known((layers, backward), "a Keras layer")
-    sides = common.directions(layers, backward)
+    common.check_known(layers, "a Keras layer")
+    sides = common.directions(layers)
     last, two = len(sides[0]) - 1, len(sides) == 2
     determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
     determined |= {"go_backwards"} if two or last else set()

@@ -47,7 +47,6 @@ __all__ = ["RecurrentNode", "from_onnx", "to_onnx"]
 
 def to_onnx(
     layers: Layers | Sequence[Any],
-    backward: Layers | None = None,
     *,
     form: str = "sequence",
     lengths: bool = False,
@@ -63,7 +62,6 @@ def to_onnx(
       layers: a layer, a list of layers or a `ResidualStack`; or, as from `from_torch`, a pair of
         lists, for a graph that computes `jaxgru.bidirectional`; float32, or float64, for which most
         runtimes lack the operators.
-      backward: the layer, or the layers, of the backward direction; None: there is one direction.
       form: "sequence"; or "step", for a graph of one step, which has no axis T.
       lengths: the graph takes the number of steps of each row; those after it are padding, as for
         `jaxgru.unroll`.
@@ -76,11 +74,12 @@ def to_onnx(
     weights are not known, as under `jit`, or of several dtypes, or the options contradict each
     other.
     """
-    common.check_known((layers, backward, initial), "an ONNX graph")
-    sides = common.directions(layers, backward)
+    common.check_known((layers, initial), "an ONNX graph")
+    sides = common.directions(layers)
     residual = all(isinstance(side[0], ResidualStack) for side in sides)
     if residual:
-        sides = common.directions(*(side[0].layers for side in sides))
+        parts = [side[0].layers for side in sides]
+        sides = common.directions(parts if len(parts) == 2 else parts[0])
     elif any(isinstance(side[0], ResidualStack) for side in sides):
         raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
     two = len(sides) == 2

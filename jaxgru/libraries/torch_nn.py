@@ -66,9 +66,7 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
     return _layers(where, module.state_dict(), kind)
 
 
-def to_torch(
-    layers: Layers | Sequence[Any], backward: Layers | None = None, *, batch_first: bool = False
-) -> Any:
+def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> Any:
     """Convert layers to a `torch.nn.GRU`, `LSTM` or `RNN`.
 
     The module always has biases. The b of an LSTM or RNN becomes b_ih, and b_hh is zero; a GRU's
@@ -76,16 +74,15 @@ def to_torch(
     for bit (absent second biases of a GRU as zeros).
 
     Args:
-      layers: one layer, or the layers of the module, or of its forward direction; or, as from
-        `from_torch`, the pair of both directions.
-      backward: the layers of the backward direction; None: the module has one direction.
+      layers: one layer, or those of the module; or, as from `from_torch`, the pair of lists of both
+        directions.
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
     Raises what PyTorch raises for layers that are not all of one kind and size.
     """
     torch = import_torch()
-    common.check_known((layers, backward), "a PyTorch module")
-    sides = common.directions(layers, backward)
+    common.check_known(layers, "a PyTorch module")
+    sides = common.directions(layers)
     state: dict[str, Any] = {}
     for i, level in enumerate(zip(*sides, strict=True)):
         for p, end in zip(level, ("", "_reverse"), strict=False):

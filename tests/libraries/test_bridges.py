@@ -351,7 +351,7 @@ test_what_the_other_library_lacks = refused(
     (partial(state_of_nnx, GRU_AFTER), "not known under a transformation; convert outside"),
     (partial(flax_nnx.to_nnx, second), "cn is not zero .* runs as it is in"),
     (partial(torch_nn.to_torch, ()), "there is no layer to convert"),
-    (partial(keras_layers.to_keras, [RNN] * 2, [RNN]), "there are 2 forward and 1 backward layers"),
+    (partial(keras_layers.to_keras, ([RNN] * 2, [RNN])), "are 2 forward and 1 backward layers"),
 )
 
 

@@ -86,9 +86,6 @@ def test_stacks(kind, two):
     again = from_keras(model)
     assert jax.tree.structure(again) == jax.tree.structure(weights)
     assert same_bits(again, weights)
-    if two:
-        apart = to_keras(*weights, return_sequences=True)
-        assert same_bits(apart.get_weights(), model.get_weights())
 
 
 @EVERY
@@ -122,11 +119,11 @@ test_refusals = refused(
     (lambda: several(), "the 0 layers of this Sequential must all be forward or"),
     (lambda: several(keras.layers.GRU(6, go_backwards=True)), "the 1 layers of this Sequent"),
     (lambda: several(keras.layers.GRU(6, **run), both()), "the 2 layers of this Sequential"),
-    (lambda: to_keras(layer("gru"), layer("gru after")), "shape .* is not compatible"),
+    (lambda: to_keras(([layer("gru")], [layer("gru after")])), "shape .* is not compatible"),
     (lambda: to_keras([RNN, RNN]), "layer below it has 6 features per step; layer 1 takes 4"),
     (lambda: to_keras(jax.tree.map(jnp.bfloat16, LSTM)), "the layer's weights are bfloat16"),
     (lambda: to_keras(LSTM, units=3, dtype="float32"), "take dtype, units, which the layers"),
-    (lambda: to_keras(LSTM, LSTM, go_backwards=True), "does not take go_backwards, which the"),
+    (lambda: to_keras(([LSTM], [LSTM]), go_backwards=True), "does not take go_backwards, which"),
 )
 
 

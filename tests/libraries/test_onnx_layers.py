@@ -183,7 +183,7 @@ def test_the_same_numbers(kinds, directions, lengths, B, T, H):
     lengths = {} if lengths is None else {"lengths": np.array(lengths, np.int32)}
     reverse = {} if two else {"reverse": directions == -1}
     ours = in_float64(partial(unrolled, **lengths, **reverse), sides, x, carry)
-    run = runtime(to_onnx(*sides, lengths=bool(lengths), **reverse))
+    run = runtime(to_onnx(sides if two else sides[0], lengths=bool(lengths), **reverse))
     for rows in (B, 1):
         inputs = [x, *lengths.values(), *jax.tree.leaves(carry)]
         first = lambda tree, rows=rows: jax.tree.map(lambda leaf: leaf[:rows], tree)
@@ -224,10 +224,8 @@ def test_whole_numbers_and_flags_in_a_carry():
     assert [a.dtype for a in theirs] == [np.float32, np.float32, np.int32, bool]
 
 
-def test_directions_given_apart_and_names():
-    p, q = layer("lstm"), layer("lstm", seed=1)
-    model = to_onnx(p, q, lengths=True)
-    assert model == to_onnx(((p,), (q,)), lengths=True)
+def test_names_of_two_directions():
+    model = to_onnx(([layer("lstm")], [layer("lstm")]), lengths=True)
     carry = [f"carry.{way}.0.{part}" for way in ("forward", "backward") for part in "hc"]
     assert [value.name for value in model.graph.input] == ["x", "lengths", *carry]
 
@@ -243,7 +241,7 @@ def test_bit_for_bit(kind, dtype):
             [layer(kind, E, 3, dtype, seed=2 * d + i) for i, E in enumerate((2, 6))]
             for d in range(2)
         )
-        nodes = from_onnx(to_onnx(ahead, back))
+        nodes = from_onnx(to_onnx((ahead, back)))
         read = [*(n.layer for n in nodes), *(n.backward for n in nodes)]
         for p, q in zip([*ahead, *back], read, strict=True):
             if "gru" in kind and p.c is None:
@@ -260,8 +258,8 @@ test_refusals = refused(
     (of([]), "there is no layer"),
     (of([{}]), "dict cannot be converted; a layer is what init_gru returns"),
     (of([[GRU], [layer("rnn")]]), "directions of layer 0 must be of one kind and size, with the"),
-    (of([GRU, GRU6], backward=[GRU, GRU6]), "has 12 features per step; layer 1 takes 6"),
-    (of(GRU, backward=GRU, reverse=True), "in both directions already"),
+    (of([[GRU, GRU6], [GRU, GRU6]]), "has 12 features per step; layer 1 takes 6"),
+    (of([[GRU], [GRU]], reverse=True), "in both directions already"),
     (of(GRU, form="steps"), "form is 'steps'; it must be one of sequence, step"),
     (of(GRU, form="step", lengths=True), "a step reads neither backward nor lengths"),
     (of(GRU, reset=True, reverse=True), "read backward take no resets, so reset must"),
@@ -450,7 +448,7 @@ def test_any_node(op, options, direction):
     ends = zip(*map(jax.tree.leaves, ends if two else (ends,)), strict=True)
     ours = ours.reshape(5, 2, 1 + two, -1).swapaxes(1, 2)
     close([ours, *map(np.stack, ends)], runtime(model)(x))
-    (again,) = from_onnx(to_onnx(node.layer, node.backward))
+    (again,) = from_onnx(to_onnx([[side] for side in sides] if two else sides))
     chex.assert_trees_all_close((again.layer, again.backward), (node.layer, node.backward))
 
 
@@ -525,11 +523,11 @@ def test_peepholes_of_zeros(two):
     """As a new layer has them; and, of two directions, one that has none."""
     p, x = jaxgru.init_coupled_lstm(KEY, 4, 6, peepholes=True), normal(3, 5, 4, dtype=np.float32)
     q = randomized(p, 1).replace(p=None)
-    (node,) = from_onnx(model := to_onnx(p, q if two else None))
+    (node,) = from_onnx(model := to_onnx(([p], [q]) if two else p))
     assert same_bits(node.layer, p)
     if two:
         p = randomized(p, 2)
         for sides in ((p, q), (q, p)):
-            model, (y, ends) = to_onnx(*sides), jaxgru.bidirectional(*sides, x)
+            model, (y, ends) = to_onnx([[side] for side in sides]), jaxgru.bidirectional(*sides, x)
             zeros = jax.tree.map(jnp.zeros_like, jax.tree.leaves(ends))
             close(jax.tree.leaves((y, ends)), runtime(model)(x, *zeros))
