@@ -156,7 +156,7 @@ class TestManyPrompts:
     """The text after each is that of a call of its own, of the same index."""
 
     @pytest.mark.parametrize("options", [
-        {"temperature": 0.0}, {"stop": ("a", "bc"), "seed": 5}, {"last_token_only": True},
+        {"temperature": 0.0}, {"stop": ("a", "bc"), "seed": 5, "last_token_only": True},
         {"stateful": False, "top_k": 9, "top_p": 0.9},
         {"logits_processor": (RepetitionPenalty(20), MinP(0.01))},
     ], ids=str)  # fmt: skip

@@ -35,11 +35,6 @@ class Format:
     name: str
     has_metadata: bool = True
 
-    @property
-    def suffix(self) -> str:
-        """The end of such a file's name."""
-        return f".{self.name}"
-
     def load(self, path: str | Path) -> tuple[Params, Config, Tokenizer]:
         """Load a model."""
         return getattr(self.module(), f"load_{self.name}")(path)
@@ -66,8 +61,9 @@ class Format:
 
 
 FORMATS = {
-    format.suffix: format
-    for format in (Format("safetensors"), Format("onnx"), Format("pth", has_metadata=False))
+    ".safetensors": Format("safetensors"),
+    ".onnx": Format("onnx"),
+    ".pth": Format("pth", has_metadata=False),
 }
 """Every format, by the suffix of its files."""
 

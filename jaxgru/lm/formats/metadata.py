@@ -138,11 +138,7 @@ def checked(
 
 def _without_folders(config: Config) -> Config:
     """Return the config with the last name of each path, unlike a name that is not a path."""
-
-    def last(path: str) -> str:
-        name = Path(path).name
-        return path if path == name else f"./{name}"
-
+    last = lambda path: path if path == Path(path).name else f"./{Path(path).name}"
     paths = ("corpus", "validation", "tokenizer_file")
     return dataclasses.replace(
         config,
