@@ -243,7 +243,7 @@ def carry_to_torch(carry: Any) -> list[tuple[torch.Tensor, ...]]:
 
 
 def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
-    """Convert `jaxgru.lm.model.dropout_masks` of any site to factors (B, T, H), one per layer."""
+    """Convert what `dropout_masks` returns, of any site, to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
         masks = [mask for mask in (pair.state, pair.output) if mask.keep is not None]
