@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxgru.cells import CellParams, sizes
-from jaxgru.cells.gru import AnyGRU
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
@@ -71,8 +70,7 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         rows = len(p.gates) * H
         W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
         made = layer_from_operator(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
-        without = isinstance(p, AnyGRU) and p.c is None
-        return made.replace(c=None) if without else made
+        return made.replace(c=None) if getattr(p, "c", made) is None else made
 
     def read(like: Params) -> dict[str, np.ndarray]:
         check_layers(like.layers)
