@@ -12,7 +12,7 @@ from conftest import contents
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.runs import folders, lifecycle
+from jaxgru.lm.runs import folders
 from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, find_run, load_info
 
 CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
@@ -192,13 +192,3 @@ def test_a_checkout_is_named_by_its_commit(tmp_path, monkeypatch):
     assert folders.current_commit() is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert folders.current_commit() is None
-
-
-def test_a_run_names_each_commit_that_trained_it(run_copy, monkeypatch):
-    first = load_info(run_copy).commits
-    assert first == [folders.current_commit()] * len(first)
-    monkeypatch.setattr(folders, "current_commit", lambda: "a" * 40)
-    lifecycle.resume_run(run_copy)  # it is finished: nothing is trained
-    assert load_info(run_copy).commits == first
-    lifecycle.resume_run(run_copy, {"training.epochs": 4})
-    assert load_info(run_copy).commits == [*first, "a" * 40]

@@ -101,9 +101,15 @@ class TestBound:
 class TestLength:
     """--resume RUN --training.epochs N."""
 
-    def test_a_finished_run_is_lengthened_with_the_schedule_of_a_longer_one(self, run_copy, capfd):
-        """lr·(1 + cos(πe/E))/2: the first two epochs as they were, with E = 2, then with E = 4."""
-        before = records(run_copy)
+    def test_a_finished_run_is_lengthened_with_the_schedule_of_a_longer_one(
+        self, run_copy, capfd, monkeypatch
+    ):
+        """lr·(1 + cos(πe/E))/2: the first two epochs as they were, with E = 2, then with E = 4.
+
+        It names each commit that has trained it.
+        """
+        before, commits = records(run_copy), load_info(run_copy).commits
+        monkeypatch.setattr(folders, "current_commit", lambda: "a" * 40)
         samples = (run_copy / "samples.txt").read_bytes()
         resume_run(run_copy, {"training.epochs": 4})
         after = records(run_copy)
@@ -116,8 +122,10 @@ class TestLength:
         assert (run_copy / "samples-2-epochs.txt").read_bytes() == samples
         _, config, _ = jaxgru.lm.load(run_copy)
         assert config.training.epochs == 4 and load_info(run_copy).lengthened == 1
+        monkeypatch.setattr(folders, "current_commit", lambda: "b" * 40)
         resume_run(run_copy)  # as it is now, it needs no option
         assert records(run_copy) == after
+        assert load_info(run_copy).commits == [*commits, "a" * 40]
 
     def test_a_plateau_goes_on_to_the_same_bits(self, tmp_path, tiny_text):
         """Two epochs and two more are the four, with the best loss and the scale so far."""
