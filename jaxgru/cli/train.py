@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
 
-from jaxgru.cli.options import Parser, add_word, config_overrides
+from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.errors import check_whole
 from jaxgru.lm.config import Config, config_names, load_config
@@ -29,8 +30,10 @@ def make_parser() -> Parser:
         usage="(CONFIG | --init MODEL | --resume RUN) [options]",
     )  # fmt: skip
     group = parser.add_argument_group("run")
-    add_word(group, "config", f"{', '.join(config_names())}, or a .toml file", also=("--config",))
-    add = group.add_argument
+    add, config = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    config("config", metavar="CONFIG", nargs="?", default=argparse.SUPPRESS,
+           help=f"{', '.join(config_names())}, or a .toml file; also as --config")  # fmt: skip
+    config("--config", help=argparse.SUPPRESS)
     add("--init", metavar="MODEL", dest="training.init",
         help=f"start from the weights of this pretrained model, run folder or {NAMES} file; "
         "without CONFIG, its config applies, too")  # fmt: skip

@@ -145,10 +145,10 @@ for path in ("run", "scribe.pth", "scribe.onnx"):
     except jaxgru.UserError as error:
         print(error, file=sys.stderr)
 for arguments in (
-    "convert elman_alpha elman.safetensors", "sample --run elman.safetensors",
+    "convert elman_alpha elman.safetensors", "sample elman.safetensors",
     "convert elman_alpha elman.onnx", "models",
-    "corpus --corpus text.txt", "sample --pretrained scribe_alpha", "sample --run run",
-    "sample --pretrained elman_alpha --compare", "evaluate --pretrained elman_alpha",
+    "corpus --corpus text.txt", "sample scribe_alpha", "sample run",
+    "sample elman_alpha --compare", "evaluate elman_alpha",
     "train --config astra_alpha", "--print-completion bash",
 ):
     sys.argv = ["jaxgru", *arguments.split(), *["--num-tokens=3"] * arguments.startswith("sample")]
@@ -176,19 +176,19 @@ def test_without_the_extras(tmp_path, tiny_run):
         "PyTorch is needed but not installed; run pip install torch.",
         needed("onnx", "onnx"),
         "0 convert elman_alpha elman.safetensors",
-        "0 sample --run elman.safetensors",
+        "0 sample elman.safetensors",
         f"jaxgru convert: {needed('onnx', 'onnx')}",
         "2 convert elman_alpha elman.onnx",
         "0 models",
         "0 corpus --corpus text.txt",
         f"jaxgru sample: {needed('sentencepiece', 'train')}",
-        "2 sample --pretrained scribe_alpha",
+        "2 sample scribe_alpha",
         f"jaxgru sample: {needed('optax', 'train')}",
-        "2 sample --run run",
+        "2 sample run",
         f"jaxgru sample: {needed('rich', 'train')}",
-        "2 sample --pretrained elman_alpha --compare",
+        "2 sample elman_alpha --compare",
         f"jaxgru evaluate: {needed('rich', 'train')}",
-        "2 evaluate --pretrained elman_alpha",
+        "2 evaluate elman_alpha",
         f"jaxgru train: {needed('rich', 'train')}",
         "2 train --config astra_alpha",
         f"jaxgru: {needed('shtab', 'completion')}",

@@ -78,7 +78,7 @@ class TestTrain:
         parts = []
         for how, temperature in (("greedy", 0), ("temperature 0.8, seed 0", 0.8)):
             for state, words in (("stateless", ["--stateless"]), ("stateful", [])):
-                text = script("sample", "--run", tiny_run, *options, temperature, *words).out
+                text = script("sample", tiny_run, *options, temperature, *words).out
                 assert len(text) > 300
                 parts.append(f"--- {state}, {how}\n{text}")
         assert (tiny_run / "samples.txt").read_text() == "\n".join(parts)
@@ -130,7 +130,7 @@ def test_evaluate_prints_what_numpy_computes(script, tiny_run, tiny_text, monkey
     for name, number in few.items():
         monkeypatch.setattr(measures, name, number)
     before = contents(tiny_run)
-    done = script("evaluate", "--run", tiny_run.parent)
+    done = script("evaluate", tiny_run.parent)
     assert (done.code, done.err) == (0, "")
     assert "299 tokens, 299 characters" in done.out
     assert contents(tiny_run) == before
@@ -236,7 +236,7 @@ class TestEvaluate:
         """Its own text, too, is scored as a whole, because nobody asked for its split."""
         text = tiny_text.read_bytes()[:200]
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + text)))
-        done = script("evaluate", "--run", tiny_run, "--text", "-")
+        done = script("evaluate", tiny_run, "--text", "-")
         assert (done.code, done.err) == (0, "")
         assert "on all of standard input: 199 tokens, 199 characters" in done.out
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
@@ -244,7 +244,7 @@ class TestEvaluate:
         assert table_rows(done.out)["never: one stream"][1] == pytest.approx(loss, abs=1e-4)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\n\xe9")))
         says = "standard input is not a text in UTF-8: byte 6 (0xe9), in line 2, is not valid; "
-        assert says in script("evaluate", "--run", tiny_run, "--text", "-").err
+        assert says in script("evaluate", tiny_run, "--text", "-").err
 
     @pytest.mark.parametrize("model", ["run", "ngram"])
     def test_each_line_is_scored_alone(self, script, tiny_run, tiny_text, tmp_path, model, config):
@@ -282,14 +282,14 @@ class TestEvaluate:
     def test_a_terminal_shows_the_steps(self, script, tiny_run, monkeypatch, tmp_path):
         monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes any output for a terminal
         (tmp_path / "a.txt").write_text("what light")
-        done = script("evaluate", "--run", tiny_run, "--text", "a.txt")
+        done = script("evaluate", tiny_run, "--text", "a.txt")
         assert done.code == 0 and "measuring" in done.out
 
     def test_random_batches(self, script, tiny_run, monkeypatch):
         loss = measures.MeanLoss(mean=2.0, standard_error=0.25)
         row = dataclasses.replace(measures.MEASURES["random_batches"], function=lambda _: loss)
         monkeypatch.setitem(measures.MEASURES, "random_batches", row)
-        done = script("evaluate", "--run", tiny_run, "--random-batches", "--epoch", "best")
+        done = script("evaluate", tiny_run, "--random-batches", "--epoch", "best")
         row = "200 random batches of 64 windows of 256 (± 0.2500 nats/token)"
         assert table_rows(done.out)[row][1] == 2.0
 
@@ -306,7 +306,7 @@ class TestSample:
 
     def test_prints_the_prompt_and_the_samplers_tokens_and_writes_nothing(self, script, run_copy):
         before = contents(run_copy)
-        done = script("sample", "--run", run_copy, "--num-tokens", 12)
+        done = script("sample", run_copy, "--num-tokens", 12)
         assert (done.code, done.err) == (0, "") and contents(run_copy) == before
         assert done.out == self.expected(run_copy, 12) + "\n"
 
@@ -320,7 +320,7 @@ class TestSample:
         assert (done.code, done.out) == (0, f"\n{free[:end]}\n")
 
     def test_every_option_reaches_the_sampler(self, script, tiny_run):
-        done = script("sample", "--run", tiny_run, "--prompt", "east", "--num-tokens", 12,
+        done = script("sample", tiny_run, "--prompt", "east", "--num-tokens", 12,
                       "--temperature", 1.7, "--top-k", 9, "--top-p", 0.9, "--seed", 4,
                       "--num-samples", 2, "--stateless", "--repetition-penalty", 1.3,
                       "--frequency-penalty", 0.2, "--presence-penalty", 0.1, "--exempt", r"e\n",
@@ -378,12 +378,12 @@ class TestSample:
 
     def test_last_token_only(self, script, tiny_run):
         options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]
-        done = script("sample", "--run", tiny_run, *options)
+        done = script("sample", tiny_run, *options)
         assert done.out == "But sof" + self.expected(tiny_run, 12, "t") + "\n"
 
     def test_compare_prints_both_from_one_seed(self, script, tiny_run):
         options = ["--compare", "--num-tokens", 12, "--seed", 3]
-        done = script("sample", "--run", tiny_run, *options)
+        done = script("sample", tiny_run, *options)
         assert (done.code, done.err) == (0, "")
         assert re.search(r"state kept\W+reset before every character", done.out)
         rows = re.findall(r"│([^│\n]*)│([^│\n]*)│", done.out)
@@ -448,7 +448,7 @@ def test_a_run_without_a_finished_checkpoint(refused, run_copy):
     """Orbax writes beside and renames: what was interrupted has another name."""
     for step in list((run_copy / "checkpoints").iterdir()):
         step.rename(step.with_name(f"{step.name}.orbax-checkpoint-tmp-0"))
-    assert "no finished checkpoint" in refused("evaluate", "--run", run_copy)
+    assert "no finished checkpoint" in refused("evaluate", run_copy)
 
 
 class TestEvaluateRefuses:
@@ -456,11 +456,11 @@ class TestEvaluateRefuses:
         moved = tmp_path / "text.txt"
         edit(run_copy / "config.toml", str(tiny_text), str(moved))
         says = f"there is no text {moved}; give its place with --text."
-        assert says in refused("evaluate", "--run", run_copy)
+        assert says in refused("evaluate", run_copy)
         says = f"there is no text {moved}; give its place with --data.corpus."
         assert says in refused("train", "--resume", run_copy)
         moved.write_text("something else")
-        message = refused("evaluate", "--run", run_copy)
+        message = refused("evaluate", run_copy)
         assert "has changed or is another text" in message and "with --text." in message
         says = "give the right one with --data.corpus.\n"
         assert refused("train", "--resume", run_copy).endswith(says)
@@ -471,7 +471,7 @@ class TestEvaluateRefuses:
         """A shared file has the name alone, so this may well be there."""
         text_sha256 = find_model(tiny_run).text_sha256()
         save_safetensors(tmp_path / "m.safetensors", *jaxgru.lm.load(tiny_run), text_sha256)
-        evaluate = "evaluate", "--run", "m.safetensors"
+        evaluate = "evaluate", "m.safetensors"
         says = "there is no text ./tiny.txt; give its place with --text."
         assert says in refused(*evaluate)
         (tmp_path / "tiny.txt").write_text(tiny_text.read_text() + "\n")
@@ -545,7 +545,7 @@ class TestNGram:
     ("sample --ngram 3 --min-p 0.1", "or logits; leave out --min-p."),
     ("sample --ngram 3 --epoch best", "or logits; leave out --epoch."),
     ("sample RUN --exempt a --min-p 0.1", "--exempt is for --repetition-penalty, .*; give one"),
-    ("sample --pretrained astra_alpha --config x", "--config is for --ngram"),
+    ("sample astra_alpha --config x", "--config is for --ngram"),
     ("evaluate --ngram 2 --epoch best", "--epoch is for a model"),
     ("sample RUN --prompt RÖMEÖ3", "lacks '3', 'Ö'; leave them out"),
     ("sample RUN --prompts odd.txt", "prompt 1: the vocabulary .* lacks '1', 'é'"),

@@ -78,7 +78,7 @@ def test_a_run(script, run, tmp_path):
     assert script("convert", run.parent, "run.pth").code == 0
     assert same_bits(load_pth_model(tmp_path / "run.pth")[0], params)
 
-    outcome = script("sample", "--run", "run.safetensors", "--num-tokens", 5, "--prompt", "ROME")
+    outcome = script("sample", "run.safetensors", "--num-tokens", 5, "--prompt", "ROME")
     assert outcome.code == 0 and "ROME" in outcome.out
 
 
@@ -88,8 +88,8 @@ def test_a_model_that_ships(script, shakespeare, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXGRU_CORPUS", str(tmp_path / "text"))
     assert script("convert", "astra_alpha", "a.pth").code == 0
     options = ["--num-tokens", 30, "--temperature", 0]
-    there = script("sample", "--pretrained", "astra_alpha", *options)
-    here = script("sample", "--run", "a.pth", *options)
+    there = script("sample", "astra_alpha", *options)
+    here = script("sample", "a.pth", *options)
     assert (here.code, here.err, here.out) == (0, "", there.out)
     assert script("convert", "a.pth", "b.safetensors").code == 0
     (ours, config, tokenizer), theirs = map(jaxgru.lm.load, ("b.safetensors", "astra_alpha"))
@@ -101,7 +101,7 @@ def test_a_model_that_ships(script, shakespeare, tmp_path, monkeypatch):
 def test_a_pth_whose_tokenizer_is_not_known(script, saved):
     """One sentence that says what is missing and how to give it."""
     assert script("convert", "m.safetensors", "m.pth").code == 0
-    outcome = script("sample", "--run", "m.pth")
+    outcome = script("sample", "m.pth")
     assert outcome.code == 2 and outcome.err.count("\n") == 1
     assert "m.pth holds no tokenizer, and none is known for 9 tokens" in outcome.err
     assert "jaxgru.lm.formats.pth.load_pth('m.pth', tokenizer)" in outcome.err
