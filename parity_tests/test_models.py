@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def compare(
     for tensor in jax.tree.leaves(theirs_in):
         tensor.requires_grad_()
     logits, theirs_out = model(to_torch(tokens), theirs_in, masks)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), to_torch(targets).flatten())
+    loss = F.cross_entropy(logits.flatten(0, 1), to_torch(targets).flatten())
     pairs = zip(jax.tree.leaves(weights), jax.tree.leaves(theirs_out), strict=True)
     (loss + sum((to_torch(w) * c).sum() for w, c in pairs)).backward()
 
@@ -148,3 +149,40 @@ def test_masks_are_fresh_and_sized(site):
     shared = (rows[:, None] == rows[None]).mean(-1)[np.triu_indices(len(rows), 1)]
     expected = 1 - 2 * rate * (1 - rate)
     assert np.abs(shared - expected).max() < 5 * np.sqrt(expected * (1 - expected) / H)
+
+
+# V, E, H, K, B, T: the size of bengio_mlp, and each at its smallest
+MLP_SIZES = [(65, 64, 160, 7, 4, 128), (2, 1, 1, 1, 1, 1), (2, 1, 3, 4, 2, 1), (5, 3, 2, 2, 3, 9)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("V, E, H, K, B, T", MLP_SIZES)
+def test_an_mlp(V, E, H, K, B, T, dtype):
+    """Against the same network of PyTorch's layers, which has no state: it gets whole windows.
+
+    It is that of Bengio et al. 2003 without the direct connections.
+    """
+    rng = np.random.default_rng(V + T)
+    params = bridge.random_params(rng, ModelConfig("mlp", V, E, H, 1, context_length=K), dtype)
+    tokens, targets = bridge.random_tokens(rng, V, B, T), bridge.random_tokens(rng, V, B, T)
+
+    def loss(params):
+        logits, _ = jaxgru.lm.apply(params, tokens)
+        return token_nll(logits, targets).mean(), logits
+
+    (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    theirs = jax.tree.map(lambda leaf: to_torch(leaf).requires_grad_(), params)
+    (layer,), head = theirs.layers, theirs.head
+    x = F.embedding(to_torch(tokens), theirs.embedding)
+    x = F.pad(x, (0, 0, K - 1, 0))  # zeros before t = 0
+    windows = x.unfold(1, K, 1).transpose(2, 3).reshape(B, T, K * E)
+    h = torch.tanh(windows @ layer.W.reshape(K * E, H) + layer.b)
+    their_logits = h @ head.Wo + head.bo
+    their_loss = F.cross_entropy(their_logits.reshape(B * T, V), to_torch(targets).reshape(-1))
+    their_loss.backward()
+
+    agree("MLP logits", logits, their_logits, TOLERANCE[dtype], "torch layers")
+    agree("MLP loss", value, their_loss, TOLERANCE[dtype], "torch layers")
+    theirs = jax.tree.map(lambda leaf: leaf.grad, theirs)
+    agree("MLP gradients", gradients, theirs, TOLERANCE[dtype], "torch layers")
