@@ -156,3 +156,16 @@ def test_a_cell_that_is_defined_again_replaces_the_one_before():
     layers = jaxgru.init_stack("twice", jax.random.key(0), 1, 2)
     y, _ = jaxgru.unroll(layers, jnp.ones((1, 2, 1)))
     np.testing.assert_array_equal(y, [[[1, 1], [4, 4]]])
+
+
+def test_a_config_decides_the_options_that_it_has():
+    """Also one at the config's default, where the cell has another; 0 is the cell's own."""
+    drawn = {}
+
+    @cells.register
+    def init_options(key, E, H, *, num_blocks=4, second_bias=True, rank=8, clip=2.0, **rest):
+        drawn.update(num_blocks=num_blocks, second_bias=second_bias, rank=rank, clip=clip)
+        return jaxgru.init_rnn(key, E, H)
+
+    jaxgru.lm.ModelConfig(cell="options")
+    assert drawn == dict(num_blocks=1, second_bias=False, rank=8, clip=2.0)

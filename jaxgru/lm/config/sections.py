@@ -80,9 +80,11 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        options, accepted = self.cell_options(), options_of_cell(self.cell)
-        foreign = [FIELDS.get(key, key) for key in options if key not in accepted]
-        if foreign:
+        accepted, options = options_of_cell(self.cell), self.cell_options()
+        others = {key for cell in CELLS for key in options_of_cell(cell)} - accepted.keys()
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        names = sorted(defaults.keys() & {FIELDS.get(key, key) for key in others})
+        if foreign := [name for name in names if getattr(self, name) != defaults[name]]:
             seen = [f"model.{name} is {shown(getattr(self, name))}" for name in foreign]
             remedy = [f"--model.{name} {getattr(ModelConfig, name)}".lower() for name in foreign]
             raise ConfigError(
@@ -90,7 +92,7 @@ class ModelConfig(Section):
                 f"drop it, or give {' '.join(remedy)}."
             )
         for name, parameter in accepted.items():
-            if parameter.default is parameter.empty and name not in options and hasattr(self, name):
+            if parameter.default is parameter.empty and name not in options and name in defaults:
                 raise ConfigError(
                     f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
@@ -105,12 +107,11 @@ class ModelConfig(Section):
             )
 
     def cell_options(self) -> dict[str, Any]:
-        """Return the keywords for the function that draws the cell, if they are not the default."""
-        keywords = {keyword for cell in CELLS for keyword in options_of_cell(cell)}
-        names = {keyword: FIELDS.get(keyword, keyword) for keyword in sorted(keywords)}
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        """Return the keywords for the function that draws the cell; a number 0 is left to it."""
+        fields = {field.name for field in dataclasses.fields(self)}
+        names = {key: FIELDS.get(key, key) for key in options_of_cell(self.cell)}
         options = {key: getattr(self, name) for key, name in names.items() if name in fields}
-        return {key: value for key, value in options.items() if value != fields[names[key]]}
+        return {key: value for key, value in options.items() if value or value is False}
 
     def layer_shapes(self) -> CellParams:
         """Return a layer of this model as shapes, but for its input's size, which is 1."""
