@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from msgspec import Meta
 
 from jaxgru.analysis.markov import bigram_divergence, greedy_cycles, transition_matrix
 from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, words
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError, counted, needs
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
@@ -30,6 +29,9 @@ from jaxgru.lm.evaluation import batches_nll, lines_nll, stream_nll, window_loss
 from jaxgru.lm.model import Params
 from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.sampling import generate
+
+with needs("train"):
+    from msgspec import Meta
 
 RESETS = tuple(2**i for i in range(11))  # tokens between resets, of the memory curve: 1, 2, … 1024
 RECOVERY, STRIDE = 256, 64  # predictions after each reset, and tokens between two of the resets

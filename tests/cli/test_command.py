@@ -128,8 +128,8 @@ class TestCompletion:
 
 CORE = """
 import runpy, sys
-for name in ("optax", "orbax", "matplotlib", "rich", "rich_argparse", "sentencepiece", "shtab",
-             "flax", "torch", "onnx"):
+for name in ("optax", "orbax", "matplotlib", "msgspec", "rich", "rich_argparse", "sentencepiece",
+             "shtab", "flax", "torch", "onnx"):
     sys.modules[name] = None  # as if it were not installed
 import jax, jaxgru
 
@@ -187,7 +187,7 @@ def test_without_the_extras(tmp_path, tiny_run):
         "2 sample run",
         f"jaxgru sample: {needed('rich', 'train')}",
         "2 sample elman_alpha --compare",
-        f"jaxgru evaluate: {needed('rich', 'train')}",
+        f"jaxgru evaluate: {needed('msgspec', 'train')}",
         "2 evaluate elman_alpha",
         f"jaxgru train: {needed('rich', 'train')}",
         "2 train --config astra_alpha",

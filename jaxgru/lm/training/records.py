@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct
-
+from jaxgru.errors import needs
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.records import Count, Number, Record, Whole
+
+with needs("train"):
+    from msgspec import Struct
 
 
 class Epoch(Record, frozen=True):
