@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import jax
-
 from jaxgru.cli.options import Parser
 from jaxgru.lm.config import about, config_names, load_config
-from jaxgru.lm.model import init, num_params
+from jaxgru.lm.model import num_params, shapes
 from jaxgru.lm.pretrained import measured_losses
 
 ROW = "{:<13}{:>10}{:>7}{:>7}  {}".format
@@ -23,12 +21,10 @@ def main() -> None:
     print(ROW("model", "parameters", "loss", "reset", "what it is for"))
     trained = measured_losses()
     for name in config_names():
-        model = load_config(name).model
-        sizes = jax.eval_shape(lambda model=model: init(jax.random.key(0), model))
         losses = "–", "–"
         if name in trained:
             losses = tuple(f"{trained[name][measure]:.2f}" for measure in ("stream", "stateless"))
-        print(ROW(name, f"{num_params(sizes):,}", *losses, about(name)))
+        print(ROW(name, f"{num_params(shapes(load_config(name).model)):,}", *losses, about(name)))
     print(
         "\nloss: nats per character on the validation text, with the state never reset;\n"
         "reset: the same with a reset before each token; –: not in the package.\n"

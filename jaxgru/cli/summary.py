@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 
-import jax
-
 from jaxgru.errors import needs
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS
-from jaxgru.lm.model import flatten, init, num_params
+from jaxgru.lm.model import flatten, num_params, shapes
 from jaxgru.lm.runs.initial import load_text
 
 with needs("train"):
@@ -36,12 +34,11 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
 
 def print_summary(config: Config, full: bool = False) -> None:
     """Print a layer's shapes, number of parameters and float32 MiB a row; `full`: an array's."""
-    params = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
-    shapes = defaultdict(list)
+    params, members_of = shapes(config.model), defaultdict(list)
     for name, leaf in flatten(params).items():
         parts = name.split(".")  # "embedding", "layers", "0", "W"
         layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
-        shapes[name if full else layer].append(leaf.shape)
+        members_of[name if full else layer].append(leaf.shape)
     model, training = config.model, config.training
     dropouts = "".join(f", {site} dropout {rate}" for site, rate in training.dropouts.items())
     total = num_params(params)
@@ -53,7 +50,7 @@ def print_summary(config: Config, full: bool = False) -> None:
     table.add_column("count", f"{total:,}", justify="right")
     table.add_column("MiB", f"{total / MEBI:.2f}", justify="right")
     times = " × " if full else "×"  # a layer's shapes have to share a line
-    for name, members in shapes.items():
+    for name, members in members_of.items():
         each = [(n, times.join(map(str, shape))) for shape, n in Counter(members).items()]
         shown = ", ".join(f"{n} of {shape}" if n > 1 else shape for n, shape in each)
         count = sum(map(math.prod, members))

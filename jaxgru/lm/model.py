@@ -105,6 +105,11 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     )
 
 
+def shapes(config: ModelConfig) -> Params:
+    """Return the shapes and dtypes of a model's parameters; nothing is drawn."""
+    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+
+
 def num_params(params: Params) -> int:
     """Return the number of trainable parameters: all entries of all arrays."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

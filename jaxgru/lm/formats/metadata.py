@@ -30,7 +30,7 @@ from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, saved_bytes, tokenizer_from_bytes
 from jaxgru.lm.files import damage_as
-from jaxgru.lm.model import Params, flatten, init, unflatten
+from jaxgru.lm.model import Params, flatten, shapes, unflatten
 
 NUMBER = "1"
 HASHED = ("format", "format_number", "config", "tokenizer", "tokenizer_data", "text_sha256")
@@ -44,7 +44,7 @@ def pack(
     Files are shared, and folders can tell who wrote them, so only the last name of each path in the
     config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
     """
-    tensors = checked(where, flatten(params), flatten(like := _like(config)))
+    tensors = checked(where, flatten(params), flatten(like := shapes(config.model)))
     check_options(where, params, like)
     data = saved_bytes(tokenizer)
     check_size(where, tokenizer, config.model)
@@ -68,7 +68,7 @@ def unpack(
 ) -> tuple[Params, Config, Tokenizer]:
     """Return the model that `pack` took apart; `read` returns the tensors, given their shapes."""
     config = config_in(where, metadata)
-    like = _like(config)
+    like = shapes(config.model)
     tensors = read(like)
     checked(where, tensors, flatten(like))
     if _sha256(tensors, metadata) != metadata["sha256"]:
@@ -117,11 +117,6 @@ def check_options(where: str, params: Params, like: Params) -> None:
     for i, (layer, wanted) in enumerate(zip(params.layers, like.layers, strict=True)):
         if options_of(layer) != options_of(wanted):
             raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
-
-
-def _like(config: Config) -> Params:
-    """Return the parameters of a config's model as shapes."""
-    return jax.eval_shape(lambda: init(jax.random.key(0), config.model))
 
 
 def checked(

@@ -25,12 +25,12 @@ import numpy as np
 from jaxgru.errors import counted, shown, type_name
 from jaxgru.libraries import InteropError, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
-from jaxgru.lm.data.corpus import load_corpus
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_options, check_size, checked
-from jaxgru.lm.model import Params, flatten, init, unflatten
+from jaxgru.lm.model import Params, flatten, shapes, unflatten
 
 
 class _Layout(NamedTuple):
@@ -130,11 +130,11 @@ def save_pth(
     `load_pth_model` returns the same parameters, bit for bit. A GRU with one bias per gate gets the
     study's second one as zeros: the same function, with a larger parameter count. Of the config's
     training values, the file holds only the probability of dropout. It holds neither the tokenizer
-    nor `text_sha256`, which are ignored.
+    nor `text_sha256`. `load_pth` takes a model of 65 or 1,000 tokens for one of Tiny Shakespeare.
 
-    Raises as `lm.save`, and InteropError where the parameters are not float32 or the study has no
-    such model: a vanilla RNN, a GRU with LayerNorm or with the reset gate after the product, an
-    LSTM without LayerNorm, or one with ReLU.
+    Raises as `lm.save`, and InteropError where such a model is of another text, the parameters are
+    not float32 or the study has no such model: a vanilla RNN, a GRU with LayerNorm or with the
+    reset gate after the product, an LSTM without LayerNorm, or one with ReLU.
     """
     where = f"{path} cannot be written"
     kind = _kind(config.model)
@@ -145,6 +145,15 @@ def save_pth(
         raise InteropError(
             f"{where}: the study has only GRUs with the reset gate before the product, and LSTMs "
             f"with a LayerNorm before the head, without other options; this model has {has}."
+        )
+    if config.model.vocab_size in CORPUS_TOKENIZERS and text_sha256 not in (
+        "",
+        TINY_SHAKESPEARE_SHA256,
+    ):
+        raise InteropError(
+            f"{where}: it would not hold the tokenizer, and a .pth file with "
+            f"{config.model.vocab_size} tokens is read as one of Tiny Shakespeare; choose "
+            ".safetensors."
         )
     like = _like(config.model, layout)
     leaves = flatten(like)
@@ -260,8 +269,7 @@ def _kind(model: ModelConfig) -> dict[str, Any]:
 def _like(config: ModelConfig, layout: _Layout) -> Params:
     """Return the parameters of such a model in the study, as shapes."""
     sizes = {field: getattr(config, field) for field in layout.sizes.values()}
-    config = dataclasses.replace(layout.config, **sizes)
-    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+    return shapes(dataclasses.replace(layout.config, **sizes))
 
 
 def _names(layout: _Layout, like: Params) -> dict[str, list[str]]:

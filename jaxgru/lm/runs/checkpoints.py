@@ -32,7 +32,7 @@ from jaxgru.lm.config import Config, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.files import damage_as, hashes, reason, write_text
 from jaxgru.lm.formats.metadata import check_size
-from jaxgru.lm.model import Params, flatten, init, unflatten
+from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
 from jaxgru.parallel.processes import is_first
@@ -62,7 +62,7 @@ def load_folder(
     config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
     check_size(f"the run {run} cannot be used", tokenizer, config.model)
-    like = jax.eval_shape(lambda: init(jax.random.key(0), config.model))
+    like = shapes(config.model)
     now = made_with(config, RunInfo(), tokenizer)
 
     def read(checkpoint: Checkpoint) -> Params:

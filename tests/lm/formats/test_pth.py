@@ -364,6 +364,12 @@ class TestAsARun:
         assert config.data.tokenizer == "sentencepiece" and tokenizer.vocab_size == 1000
         assert tokenizer.decode(tokenizer.encode("my lord")) == "my lord"
 
+    def test_a_text_that_it_would_be_mistaken_for(self, path):
+        """A file of 65 tokens is read as one of Tiny Shakespeare."""
+        model = ModelConfig(vocab_size=65, embedding_dim=1, hidden_dim=1, reset_gate="before")
+        with pytest.raises(InteropError, match="would not hold the tokenizer, .* with 65 tokens"):
+            save_pth(path, random_params(model), Config("x", model), text_sha256="of another")
+
     def test_the_tokenizer_that_is_missing_or_another(self, path):
         torch.save(gru_file(), path)
         with pytest.raises(InteropError, match="no tokenizer, and none is known for 5 tokens"):
