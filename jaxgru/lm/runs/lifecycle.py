@@ -144,19 +144,27 @@ class _Run:
                 )
             if progress.finished and progress.is_over(training):
                 console.print(self.finished(progress))
-                return
-            progress.finished = False
-            console.print(
-                f"The run now has {counted(epochs, 'epoch')}; from here on its learning rates are "
-                "those of a run of that length."
-            )
-            self.info = self._lengthened()
-            if is_first():
-                if (samples := run / "samples.txt").exists():
-                    samples.rename(run / f"samples-{progress.epoch}-epochs.txt")
-                folders.save_info(run, self.info)  # first: a kill may come before the config
+                config, others = load_config(run / "config.toml"), dict(overrides)
+                del others["training.epochs"]
+                if not others:
+                    return
+                self.config = override(config, {"name": config.name, **others})
+            else:
+                self._lengthen(progress)
         if is_first():
             folders.save_config(run, self.config)
+
+    def _lengthen(self, progress: Progress) -> None:
+        progress.finished, run = False, self.folder
+        console.print(
+            f"The run now has {counted(self.config.training.epochs, 'epoch')}; from here on its "
+            "learning rates are those of a run of that length."
+        )
+        self.info = self._lengthened()
+        if is_first():
+            if (samples := run / "samples.txt").exists():
+                samples.rename(run / f"samples-{progress.epoch}-epochs.txt")
+            folders.save_info(run, self.info)  # first: a kill may come before the config
 
     def finished(self, progress: Progress) -> str:
         """Return why there is nothing left to train, and how to train more all the same."""

@@ -205,11 +205,15 @@ class TestLength:
         assert load_info(run_copy).lengthened == 1
 
     def test_a_finished_run_says_how_it_could_be_longer(self, run_copy, tmp_path, capfd):
-        """Also one whose folder is named like a file: --name gru.onnx is allowed."""
+        """Also one whose folder is named like a file: --name gru.onnx is allowed.
+
+        What else is given is kept.
+        """
         run = run_copy.rename(tmp_path / "gru.onnx")
-        resume_run(run)
+        resume_run(run, {"training.epochs": 2, "training.keep_epochs": True})
         assert "is finished, with 2 epochs; --training.epochs N" in capfd.readouterr().out
-        assert jaxgru.lm.load(run)[1].model.hidden_dim == 9
+        config = jaxgru.lm.load(run)[1]
+        assert config.training.keep_epochs and load_info(run).lengthened == 0
 
     def test_a_run_killed_before_its_reports_gets_them(self, run_copy):
         """As it would be between the last checkpoint and the end."""
