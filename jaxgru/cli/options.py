@@ -236,18 +236,20 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
             why = (str(error) or "MemoryError").removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[0]
-            _end(
-                f"out of memory ({why.rstrip('.')}); to train in less, raise "
-                "--training.gradient_accumulation and lower --training.batch_size by as much, or "
-                "set --training.remat true."
+            less = (
+                "; to train in less, raise --training.gradient_accumulation and lower "
+                "--training.batch_size by as much, or set --training.remat true"
             )
-        try:
-            jax.devices()
-        except Exception:  # without CUDA, an AssertionError with no message
-            _end(
-                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS')!r}, but JAX has no such device "
-                "here; unset it, and JAX uses what is available."
-            )
+            is_training = "train" in os.path.basename(sys.argv[0])
+            _end(f"out of memory ({why.rstrip('.')}){less * is_training}.")
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            try:
+                jax.devices()
+            except Exception:  # without CUDA, an AssertionError with no message
+                _end(
+                    f"JAX_PLATFORMS is {platforms!r}, but JAX has no such device here; unset it, "
+                    "and JAX uses what is available."
+                )
         raise
     raise SystemExit(code)
 
