@@ -554,13 +554,14 @@ class TestRSSM:
         y, expected = (jaxgru.unroll(p, x)[0] for p in (ours, theirs.replace(gain=gain, b=b)))
         np.testing.assert_allclose(y, expected, atol=1e-6)
 
+    @pytest.mark.slow
     def test_it_learns_how_the_ball_moves(self):
         """It imagines better than from the last observation alone, and than that the ball stays.
 
         And the prior foretells z better than the frequencies of z do.
         """
         keys = jax.random.split(jax.random.key(0), 4)
-        params = rssm.train(keys[0], 200, hidden_dim=32)
+        params = rssm.train(keys[0], 300, hidden_dim=32)
         world = rssm.play(keys[1], 200, rssm.PAST + rssm.FUTURE, ends=0)
         reset = world._replace(starts=jnp.ones_like(world.starts))
         imagined, alone = (rssm.futures(params, w, keys[2]).mean(-1) for w in (world, reset))

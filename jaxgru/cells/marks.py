@@ -62,7 +62,7 @@ class Marks(NamedTuple):
             state=Mask(step.state.keep, self.state.scale),
         )
 
-    def turned(self) -> Marks:
+    def reversed(self) -> Marks:
         """Return the marks from the last step to the first."""
         backward = lambda tree: jax.tree.map(lambda leaf: leaf[::-1] if leaf.ndim else leaf, tree)
         return backward(self)._replace(initial=self.initial, product=self.product)

@@ -312,7 +312,7 @@ def _run(
             x = of_steps(lambda a: a[::-1], x)
         of_layer = initial if initial and reset is not None else [None] * len(stack)
         marks = [Marks(reset, start, real) for start in of_layer]
-        marks = [m.turned() for m in marks] if reverse else marks
+        marks = [m.reversed() for m in marks] if reverse else marks
         if options.remat:
             seeds = seeded(dropout, stack)
             y, carry, carries = run_in_segments(of_stack, reverse, stack, x, carry, marks, seeds)

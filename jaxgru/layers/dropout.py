@@ -178,7 +178,7 @@ def dropout_masks(
                 )
             draw = _Draw(seeds[i], of_parts, (num_steps, batch_size), *rows, carry)
             by_layer[i] = by_layer[i]._replace(**KINDS[item.kind](draw, item.site, units))
-    return [marks.turned() for marks in by_layer] if reverse else by_layer
+    return [marks.reversed() for marks in by_layer] if reverse else by_layer
 
 
 def _checked_rates(dropout: Dropout) -> list[tuple[Threshold, Scale | None]]:

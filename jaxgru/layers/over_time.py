@@ -130,13 +130,13 @@ def _scan(
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
     is any; and what the steps save.
     """
-    turned, dropping, of_part = layout.turned, layout.dropping(marks.product), recurrence.num_gates
+    turned, dropping = layout.turned, layout.dropping(marks.product)
+    gates_per_part = recurrence.num_gates // len(parts)
     U, carry, marks = layout.weights(U), turned(carry), turned_marks(layout, marks)
-    of_part //= len(parts)
 
     def step(carry: Carry, now: tuple[list[Array], Marks]) -> tuple[Carry, Tree]:
         parts, marks_now = now
-        gates = [gate for part in parts for gate in layout.split(layout.turn(part), of_part)]
+        gates = [gate for part in parts for gate in layout.split(layout.turn(part), gates_per_part)]
         equations = lambda carry: recurrence.step(dropping, U, carry, gates)
         carry, new, saved = advance(layout, equations, carry, marks.at(marks_now))
         outputs = turned(carry if return_carries else hidden(carry))

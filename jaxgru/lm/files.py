@@ -11,11 +11,6 @@ from pathlib import Path
 
 from jaxgru.errors import MissingPackage, UserError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 
 def reason(error: OSError) -> str:
     """Return the system's message, and in brackets the file that it names but a temporary one."""
@@ -86,11 +81,10 @@ def locked(path: Path) -> Generator[bool]:
 
     It is an flock, which the kernel releases when the process ends for any reason. It belongs to
     the file and not to its name, so nobody may edit, rename or delete the file. Where there are no
-    such locks (Windows, some network folders), every process gets it.
+    such locks (some network folders), every process gets it.
     """
-    if fcntl is None:
-        yield True
-        return
+    import fcntl  # Windows has none, where training is not supported
+
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # NFS locks for writers
     try:
         ours = True

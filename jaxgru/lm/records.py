@@ -12,7 +12,6 @@ with needs("train"):
 
 Number = Annotated[int, Meta(ge=-(10**9), le=10**9)] | Annotated[float, Meta(ge=-1e9, le=1e9)]
 """A finite number. An integer stays an integer, so that rewriting a file does not change it."""
-Positive = Annotated[float, Meta(gt=0, le=1e18)]
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 

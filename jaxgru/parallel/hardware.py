@@ -28,7 +28,7 @@ def share_cpu(batch_size: int) -> None:
     many devices as cores; each has at least 32 rows, and the rows divide evenly. Call this before
     JAX starts. After that, or if the user has set the number of devices, it changes nothing.
     """
-    chosen = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]: as above
+    chosen = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]  JAX adds it
     if chosen > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     shares = [n for n in range(1, num_cores() + 1) if batch_size % n == 0]

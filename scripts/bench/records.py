@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from jaxgru.lm.files import write_text
-from jaxgru.lm.records import Count, Number, Positive, Record
+from jaxgru.lm.records import Count, Number, Record
 from pages.records import dumps, load_or
+
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
 
 
 class BenchmarkRun(Record):

@@ -1,1 +1,1 @@
-"""Scripts for the maintainers: corpus, ablation, planted errors, releases, pages, playground."""
+"""Scripts for the maintainers: the table of the corpus, the playground's assets, releases."""
