@@ -93,11 +93,10 @@ def check_whole(
     name: str, value: Any, most: int = 2**31 - 1, named: str = "", least: int = 1
 ) -> int:
     """Return a whole number from `least` to `most`, which the message may call `named`."""
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
+    number = None
+    with contextlib.suppress(TypeError):
+        number = None if isinstance(value, bool) else operator.index(value)
+    if number is None or not least <= number <= most:
         raise UserError(
             f"{name} is {shown(value)}; it must be a whole number from {least} to {named or most}."
         )

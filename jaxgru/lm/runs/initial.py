@@ -82,18 +82,19 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     """
     if config.training.init:
         config = override(config, {"training.init": _source(config.training.init)})
-    model, data = load_initial(config), config.data
-    makes_one, loaded = data.tokenizer_file or data.min_count, []
+    model, data, kept = load_initial(config), config.data, None
+    makes_one = data.tokenizer_file or data.min_count
     if model and model.tokenizer.kind == data.tokenizer and not makes_one:
         if not model.tokenizer.is_sized or model.tokenizer.vocab_size == config.model.vocab_size:
             with contextlib.suppress(TokenizerError):
-                loaded.append(load_dataset(config, model.tokenizer, sha256))
-    if not loaded or (loaded[0][1].unknown_share() and not sha256):
-        loaded.append(load_dataset(config, sha256=sha256))
-    config, dataset = min(loaded, key=lambda each: each[1].unknown_share())
-    if model and dataset is not loaded[0][1]:
-        model = dataclasses.replace(model, lacks=loaded[0][1].unknown_share())
-    return config, dataset, model
+                kept = load_dataset(config, model.tokenizer, sha256)
+    lacks = kept[1].unknown_share() if kept else 0.0
+    if kept and (sha256 or not lacks):
+        return *kept, model
+    learned = load_dataset(config, sha256=sha256)
+    if kept and lacks <= learned[1].unknown_share():
+        return *kept, model
+    return *learned, model and dataclasses.replace(model, lacks=lacks)
 
 
 def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> tuple[Params, str]:
