@@ -57,6 +57,7 @@ class Parser(argparse.ArgumentParser):
         self.examples = examples
         self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
         self.register("type", None, _not_empty)
+        self.register("type", Path, lambda text: Path(_not_empty(text)))
 
     def format_help(self) -> str:
         """Return the help: what kind of value each option takes, and at its end the examples."""

@@ -80,6 +80,8 @@ def to_onnx(
     if residual:
         parts = [side[0].layers for side in sides]
         sides = common.directions(parts if len(parts) == 2 else parts[0])
+    elif any(isinstance(side[0], ResidualStack) for side in sides):
+        raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
     two = len(sides) == 2
     check_one_of("form", form, ("sequence", "step"))
     if form == "step" and (two or lengths or reverse):

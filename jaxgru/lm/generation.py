@@ -301,7 +301,9 @@ class _Recurrent:
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
         lengths = np.array([len(tokens) - 1 for tokens in read])
-        if options.stateful and lengths.any():  # padded, so that few programs read all prompts
+        if options.stateful and len(read) == 1 and lengths.any():  # bit for bit as in two parts
+            carry = _read(params, read[0][None, :-1], carry)
+        elif options.stateful and lengths.any():  # padded, so that few programs read many batches
             padded = np.zeros((len(read), power_of_two(int(lengths.max()))), np.int32)
             for row, tokens in zip(padded, read, strict=True):
                 row[: len(tokens) - 1] = tokens[:-1]
@@ -368,9 +370,10 @@ def _only(allowed: Bool[np.ndarray, "*B V"] | None, params: Params) -> Params:
 
 @jax.jit
 def _read(
-    params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry, lengths: Int[AnyArray, "B"]
-) -> ModelCarry:
-    """Return the state after so many tokens of each row, without computing logits."""
+    params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry,
+    lengths: Int[AnyArray, "B"] | None = None,
+) -> ModelCarry:  # fmt: skip
+    """Return the state after the tokens, or so many of each row, without computing logits."""
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     return unroll(params.layers, x, carry, lengths=lengths, time_major=True)[1]
 

@@ -131,8 +131,11 @@ def generate(
 def as_prompt(prompt: Any, vocab_size: int) -> Integer[Array, "B P"]:
     """Return a prompt as an array. Raises UserError if it is not one of this vocabulary."""
     prompt = as_tokens("the prompt", prompt)
-    if prompt.ndim != 2 or prompt.shape[1] < 1:
-        raise UserError(f"the prompt is {prompt.shape}; it must be (B, P) with P at least 1.")
+    if prompt.ndim != 2 or prompt.shape[1] < 1 or prompt.dtype == bool:
+        raise UserError(
+            f"the prompt is {prompt.dtype} {prompt.shape}; it must be integers (B, P) with P at "
+            "least 1."
+        )
     check_tokens("the prompt", prompt, vocab_size)
     return jnp.asarray(prompt)
 
@@ -154,6 +157,8 @@ def _as_integers(
 def as_stop(stop: Sequence[SupportsIndex] | Integer[AnyArray, "S"], vocab_size: int) -> Any:
     """Return the stop tokens as an array; None where there are none. Raises as `as_sequence`."""
     stop = as_sequence("stop", stop, vocab_size)
+    if stop.dtype == bool:
+        raise UserError(f"stop is bool {stop.shape}; it must be tokens, (S,).")
     return jnp.asarray(stop) if stop.size else None
 
 

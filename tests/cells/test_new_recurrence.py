@@ -36,6 +36,7 @@ def run(registered, tmp_path_factory, tiny_text):
         "model.cell": "mgu",
         "model.second_bias": False,
         "model.reset_gate": "after",
+        "model.initial_weights": "orthogonal",
         "name": "mgu",
     }
     config = load_config("astra_alpha", options | {"data.corpus": str(tiny_text)})

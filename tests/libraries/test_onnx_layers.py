@@ -265,7 +265,7 @@ test_refusals = refused(
     (of(GRU, reset=True, reverse=True), "read backward take no resets, so reset must"),
     (of(GRU, initial=np.zeros(6)), "initial is what a reset sets, so reset must be True"),
     (of(GRU, reset=True, initial=np.zeros(5)), "the shapes of initial are .5,.; these"),
-    (of((jaxgru.ResidualStack((GRU,)), [GRU])), "ResidualStack cannot be converted; a layer is"),
+    (of((jaxgru.ResidualStack((GRU,)), [GRU])), "only one direction is a ResidualStack"),
     (of(GRU.replace(W=jnp.bfloat16(GRU.W))), "are bfloat16 and float32; they must be"),
 )
 

@@ -135,11 +135,13 @@ def test_top_p_1_leaves_no_token_out():
     ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
     ({"num_tokens": 1.5}, "num_tokens is 1.5; it must be a whole number"),
     ({"num_tokens": 2**31}, "num_tokens is 2147483648; it must be a whole number from 1"),
-    ({"prompt": PROMPT[:, :0]}, r"prompt is \(2, 0\); it must be \(B, P\)"),
-    ({"prompt": PROMPT[0]}, r"prompt is \(\d,\); it must be"),
+    ({"prompt": PROMPT[:, :0]}, r"prompt is int32 \(2, 0\); it must be integers \(B, P\)"),
+    ({"prompt": PROMPT[0]}, r"prompt is int32 \(\d,\); it must be"),
     ({"prompt": PROMPT.at[1, 0].set(-1)}, "contains -1; the vocabulary's tokens are 0 to 6"),
     ({"prompt": PROMPT.at[0, 2].set(V)}, "contains 7; the vocabulary's tokens are 0 to 6"),
     ({"prompt": np.array([[2**32 + 1]])}, f"contains {2**32 + 1}"),  # 1 in 32 bits
+    ({"prompt": PROMPT > 2}, "prompt is bool"),
+    ({"stop": [True]}, "stop is bool"),
     ({"prompt": PROMPT.astype(float)}, "prompt is float32"),
 ])  # fmt: skip
 def test_refuses_what_cannot_be_sampled(params, options, message):

@@ -7,7 +7,7 @@ import encodings
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 
@@ -298,7 +298,7 @@ class Config:
 
     def __post_init__(self) -> None:
         allowed = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}"
-        if type(self.name) is not str or not re.fullmatch(allowed, self.name):
+        if not isinstance(cast(object, self.name), str) or not re.fullmatch(allowed, self.name):
             raise ConfigError(
                 f"name is {shown(self.name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."

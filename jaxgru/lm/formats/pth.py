@@ -199,8 +199,10 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
             f"{shown(list(metadata or tensors))}; to convert a torch.nn.GRU, LSTM or RNN, see "
             "jaxgru.libraries.torch_nn.from_torch."
         )
-    with damage_as(InteropError, where):  # not all that PyTorch calls a tensor is an array
-        arrays = {name: tensor.numpy(force=True) for name, tensor in tensors.items()}
+    arrays = {}
+    for name, tensor in tensors.items():  # not all that PyTorch calls a tensor is an array
+        with damage_as(InteropError, f"{where}: {shown(name)}"):
+            arrays[name] = tensor.numpy(force=True)
     try:
         (V, E), (_, H) = (arrays[layout.others[name]].shape for name in ("embedding", "head.Wo"))
     except (KeyError, ValueError):
