@@ -141,15 +141,6 @@ class TestCarry:
         alone = stream_text(params, TOKENIZER, " bee", options).carry
         assert np.abs(seen[0] - alone[0]).max() > 0.1  # or this would show nothing
 
-    def test_a_prompt_in_two_parts_has_the_bits_of_the_whole(self, params):
-        carry_of = lambda text, carry=None: (
-            stream_text(params, TOKENIZER, text, Options(), carry=carry).carry
-        )
-        whole = carry_of("a bad bee a kid")
-        for i in (1, 5, 9):
-            parts = carry_of("a bad bee a kid"[i:], carry_of("a bad bee a kid"[:i]))
-            chex.assert_trees_all_equal(parts, whole)
-
     def test_there_is_none_without_a_state(self, params):
         text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=3, stateful=False))
         assert "".join(text) and text.carry is None
