@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import pytest
 
-from jaxgru.lm import files
 from jaxgru.lm.files import hashes, locked, write_bytes, write_text
 
 
@@ -81,15 +81,11 @@ def test_a_lock_is_held_once_and_leaves_no_trace(tmp_path):
     assert path.read_bytes() == b"data" and os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("lacks", ["the module", "the call"])
-def test_where_there_are_no_locks_every_process_gets_it(tmp_path, monkeypatch, lacks):
+def test_where_there_are_no_locks_every_process_gets_it(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(95, "Operation not supported")
 
-    if lacks == "the module":
-        monkeypatch.setattr(files, "fcntl", None)
-    else:
-        monkeypatch.setattr(files.fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     with locked(tmp_path / "file") as ours, locked(tmp_path / "file") as theirs:
         assert ours and theirs
 
