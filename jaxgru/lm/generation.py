@@ -301,13 +301,14 @@ class _Recurrent:
         if len(devices := params.embedding.devices()) == 1:
             last, carry, key = jax.device_put((last, carry, key), *devices)
         lengths = np.array([len(tokens) - 1 for tokens in read])
-        if options.stateful and len(read) == 1 and lengths.any():  # bit for bit as in two parts
-            carry = _read(params, read[0][None, :-1], carry)
-        elif options.stateful and lengths.any():  # padded, so that few programs read many batches
-            padded = np.zeros((len(read), power_of_two(int(lengths.max()))), np.int32)
-            for row, tokens in zip(padded, read, strict=True):
-                row[: len(tokens) - 1] = tokens[:-1]
-            carry = _read(params, padded, carry, lengths)
+        if options.stateful and lengths.any():
+            if len(read) == 1:  # bit for bit as if it came in two parts
+                carry = _read(params, read[0][None, :-1], carry)
+            else:  # padded, so that few programs read many batches
+                padded = np.zeros((len(read), power_of_two(int(lengths.max()))), np.int32)
+                for row, tokens in zip(padded, read, strict=True):
+                    row[: len(tokens) - 1] = tokens[:-1]
+                carry = _read(params, padded, carry, lengths)
         self.counts = None
         if options.logits_processor:
             self.counts = self._counted([prompt.counted for prompt in prompts])

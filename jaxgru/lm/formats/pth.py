@@ -146,10 +146,8 @@ def save_pth(
             f"{where}: the study has only GRUs with the reset gate before the product, and LSTMs "
             f"with a LayerNorm before the head, without other options; this model has {has}."
         )
-    if config.model.vocab_size in CORPUS_TOKENIZERS and text_sha256 not in (
-        "",
-        TINY_SHAKESPEARE_SHA256,
-    ):
+    of_another = text_sha256 not in ("", TINY_SHAKESPEARE_SHA256)
+    if of_another and config.model.vocab_size in CORPUS_TOKENIZERS:
         raise InteropError(
             f"{where}: it would not hold the tokenizer, and a .pth file with "
             f"{config.model.vocab_size} tokens is read as one of Tiny Shakespeare; choose "
