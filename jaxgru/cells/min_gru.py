@@ -1,22 +1,7 @@
-"""The minGRU, whose steps can run in parallel.
-
-The gates do not read h, so a step is h' = a ⊙ h + b with known a and b, and two steps in a row are
-one such step. All of them can then be computed in log₂ T passes (`jax.lax.associative_scan`)
-instead of T. Resets (a = 0), padding (a = 1, b = 0) and dropout inside the recurrence (a mask times
-both) are such steps, too.
-
-The passes move more memory than T steps, so a CPU, which has few units to fill, computes the steps
-one after another. On 2 cores (E = 64), forward and backward, in ms:
-
-    B   T      H      one by one   in parallel   a GRU
-    1   4,096  64        8.9          18.9         24.1
-    16  256    128       9.4          14.2         95.6
-    64  128    512       546           727        1,324
-"""
+"""The minGRU, whose gates do not read h: its steps can run in parallel (`linear_recurrence.py`)."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar
 
 import jax
@@ -26,11 +11,12 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.carry import Hidden, Size
+from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.marks import Marks, before_each
+from jaxgru.cells.linear_recurrence import LinearSteps, linear_recurrence
+from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup, apply_to, dot
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
@@ -72,16 +58,16 @@ class MinGRUParams(Cell[Hidden]):
         """Compute all steps at once, with resets, padding and dropout."""
         z, n = jnp.split(apply_to(self.inputs, x).astype(h.dtype), 2, axis=-1)
         z = sigmoid(z)
-        a, b = marks.state(1 - z), marks.state(z * n)
-        if marks.real is not None:
+        a = marks.state(1 - z)
+        b = marks.state(z * n)
+        if marks.real is not None:  # padding: h' = 1 ⊙ h + 0
             real = marks.real[..., None]
-            a, b = jnp.where(real, a, 1), jnp.where(real, b, 0)
-        if marks.reset is not None:  # also at a step of padding
-            begins = marks.reset[..., None]
-            if marks.initial is not None:
-                b = jnp.where(begins, a * marks.initial.astype(h.dtype)[None] + b, b)
-            a = jnp.where(begins, 0, a)
-        after = linear_recurrence(a, b, h)
+            a = jnp.where(real, a, 1)
+            b = jnp.where(real, b, 0)
+        begins = None if marks.reset is None else marks.reset[..., None]
+        if begins is not None and marks.initial is not None:  # also at a step of padding
+            b = jnp.where(begins, a * marks.initial.astype(h.dtype)[None] + b, b)
+        after = linear_recurrence(LinearSteps(a, b, begins), h)
         return after, after[-1]
 
 
@@ -115,53 +101,3 @@ def init_min_gru(
     )
     k = jax.random.split(key, 4)
     return MinGRUParams(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
-
-
-@jax.custom_vjp
-def linear_recurrence(
-    a: Float[Array, "T B H"], b: Float[Array, "T B H"], first: Float[Array, "B H"]
-) -> Float[Array, "T B H"]:
-    """Return h' = a ⊙ h + b of every step, given the first h. Its gradient has the same form."""
-    return every_step(False, a, b, first)
-
-
-def every_step(reverse: bool, a: Array, b: Array, first: Array) -> Array:
-    """Compute `linear_recurrence`, differentiated by JAX."""
-    T: Size = a.shape[0]
-    if not isinstance(T, int):  # symbolic, within `jax.export`
-        return one_by_one(reverse, a, b, first)
-    ways = [partial(way, reverse) for way in (one_by_one, in_parallel)]
-    return jax.lax.platform_dependent(a, b, first, cpu=ways[0], default=ways[1])
-
-
-def one_by_one(reverse: bool, a: Array, b: Array, first: Array) -> Array:
-    """Compute `linear_recurrence` in T steps."""
-    step = lambda h, now: (now[0] * h + now[1],) * 2
-    return jax.lax.scan(step, first, (a, b), reverse=reverse)[1]
-
-
-def in_parallel(reverse: bool, a: Array, b: Array, first: Array) -> Array:
-    """Compute `linear_recurrence` in log₂ T passes."""
-
-    def two_steps(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
-        return two[0] * one[0], two[0] * one[1] + two[1]
-
-    i = -1 if reverse else 0
-    b = b.at[i].add(a[i] * first)
-    return jax.lax.associative_scan(two_steps, (a, b), reverse=reverse)[1]
-
-
-def _forward(a: Array, b: Array, first: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    h = every_step(False, a, b, first)
-    return h, (a, h, first)
-
-
-def _backward(residuals: tuple[Array, Array, Array], dh: Array) -> tuple[Array, Array, Array]:
-    a, h, first = residuals
-    zeros = jnp.zeros_like(first)
-    of_later = jnp.concatenate([a[1:], zeros[None]])  # a of the step that reads this one's h
-    db = every_step(True, of_later, dh, zeros)
-    return db * before_each(first, h), db, a[0] * db[0]
-
-
-linear_recurrence.defvjp(_forward, _backward)
