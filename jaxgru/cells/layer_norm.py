@@ -10,11 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxgru.cells.promotion import at_least_float32
+
 EPSILON = 1e-5
 
 
 def layer_norm(x: Float[Array, "*n H"], gain: Float[Array, "H"]) -> Float[Array, "*n H"]:
     """Return LN(x) ⊙ gain."""
-    x = x - x.mean(-1, keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPSILON)
-    return x * jax.lax.broadcast_to_rank(gain.astype(x.dtype), x.ndim)
+    # Of a zero x, the gradient of 1/√v is about ε^−1.5, which is infinite in float16
+    wide = at_least_float32(x)
+    wide = wide - wide.mean(-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + EPSILON)
+    normalised = wide.astype(x.dtype)
+    return normalised * jax.lax.broadcast_to_rank(gain.astype(x.dtype), x.ndim)
