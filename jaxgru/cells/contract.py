@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeV
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from jaxgru.cells.carry import C, Carry, Size, hidden, named
@@ -105,7 +107,8 @@ class Cell(Generic[C]):
     def zero_carry(self, batch_size: Size) -> C:
         """Return the carry before the first step: h (B, H), or a tuple that begins with h.
 
-        By default zeros (B, H), in the dtype of the biases b.
+        A reset without `initial` sets it, too. By default zeros (B, H), in the dtype of the
+        biases b.
         """
         this = cast(Any, self)
         return cast(C, jnp.zeros((batch_size, this.sizes()[1]), this.b.dtype))
@@ -172,6 +175,14 @@ def sizes(params: CellParams) -> tuple[int, int]:
     if (fitting := params.sizes()) is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
     return fitting
+
+
+def starts_at_zero(params: CellParams) -> bool:
+    """Return whether the carry before the first step is zeros, whatever the parameters are."""
+    with jax.ensure_compile_time_eval():
+        start = params.zero_carry(1)
+    is_zero = lambda leaf: not isinstance(leaf, Tracer) and not np.asarray(leaf).any()
+    return all(map(is_zero, jax.tree.leaves(start)))
 
 
 def one_step(

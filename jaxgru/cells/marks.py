@@ -31,7 +31,7 @@ class Marks(NamedTuple):
     """What the steps of a layer need besides their input; arrays begin with T and B.
 
     reset: where True, the carry is set to `initial` before the step.
-    initial: the carry after a reset, without T; None: zeros.
+    initial: the carry that a reset sets, without T; None: zeros.
     real: where False, the step is padding: the carry stays.
     update: zoneout, in the form of the carry: the units that take their new value, or the share of
       it that they take.

@@ -187,10 +187,15 @@ def before_lookup(
     """
     if not isinstance(x, Lookup):
         return function, x
-    steps: Size = math.prod(x.ids.shape)
-    if isinstance(steps, int) and steps < len(x.table):  # in `jax.export`, it is symbolic
+    if looks_up_first(x):
         return function, x.rows()
     return partial(rows, function(x.table)), x.ids
+
+
+def looks_up_first(x: Lookup) -> bool:
+    """Return whether the table has more rows than there are steps."""
+    steps: Size = math.prod(x.ids.shape)
+    return isinstance(steps, int) and steps < len(x.table)  # in `jax.export`, it is symbolic
 
 
 def round_weights(layers: T, dtype: DTypeLike) -> T:

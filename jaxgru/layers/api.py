@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Integer, Shaped, UInt32
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.contract import CellParams
+from jaxgru.cells.carry import AnyArray, Carry, Size, Tree
+from jaxgru.cells.contract import CellParams, starts_at_zero
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, looked_up, of_steps
+from jaxgru.cells.products import Lookup, looked_up, looks_up_first, of_steps
+from jaxgru.cells.promotion import in_dtypes_of, vary_alike
 from jaxgru.errors import check_flags, check_one_of, check_whole
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import (
@@ -41,6 +42,7 @@ from jaxgru.layers.implementations import (
 from jaxgru.layers.remat import run_in_segments
 from jaxgru.layers.sharding import on_mesh, over_batch_axes, sharded_by_xla
 from jaxgru.layers.stack import Layers
+from jaxgru.layers.unread import with_unread, without_unread
 from jaxgru.layers.validate import Carries
 
 
@@ -90,7 +92,7 @@ def unroll(
         returned is `initial`, except with `reverse`. Outside `jit`, `reset` and `mask` may be
         numbers that are 0 or 1.
       initial: the state that a reset sets, in the form of `carry` or, for all rows alike, without
-        the axis B. It is differentiated, so it can be learned. None: zeros.
+        the axis B. It is differentiated, so it can be learned. None: what `initial_carry` returns.
       reverse: read from the last real step to the first. y keeps the order of x.
       time_major: x and y are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
@@ -115,6 +117,10 @@ def unroll(
     options = _Options(implementation, time_major, return_carries, remat, reverse)
     arguments = _Arguments(validate.as_input(x), carry, reset, lengths, mask, initial, dropout)
     return _call(_unroll, options, arguments, layers=layers)
+
+
+Resets: TypeAlias = tuple[Carry | None, ...]
+"""What a reset sets, with an entry per layer; None: zeros."""
 
 
 class _Options(NamedTuple):
@@ -185,7 +191,8 @@ def _unroll(options: _Options, arguments: _Arguments, layers: Layers) -> tuple[T
     validate.check_order(layers, arguments.x, arguments.carry)
     stack, is_single, is_residual = validate.as_stack(layers)
     sequences = _enter(options, arguments)
-    validate.check_stack(stack, sequences.x.shape[-1], is_residual)
+    B = math.prod(sequences.batch)
+    validate.check_stack(stack, sequences.x.shape[-1], is_residual, B)
     start, of_reset = _start(stack, is_single, sequences, arguments.carry, arguments.initial)
     y, *carries = _run(options, is_residual, stack, sequences, start, of_reset, arguments.dropout)
     return (sequences.left(y), *sequences.of_carries(carries, is_single))
@@ -250,6 +257,8 @@ def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     real = mask if lengths is None else validate.real_steps(lengths, shape, axis)
     if real is not None:  # whatever the padding holds, also NaN, which jax_debug_nans finds below
         x = of_steps(partial(IN_ROWS.choose, real), x)
+    if isinstance(x, Lookup):
+        x = _without_unread_rows(x, real)
     if reset is not None and lengths is not None:
         reset = reset & real
     # To merge axes that are sharded would bring all rows to each device
@@ -264,21 +273,39 @@ def _enter(options: _Options, arguments: _Arguments) -> _Sequences:
     return _Sequences(x, reset, real, None if mask is None else real, batch, axis, rows)
 
 
+def _without_unread_rows(x: Lookup, real: Bool[Array, "..."] | None) -> Lookup:
+    """Return a lookup whose table has zeros in the rows that no real step reads."""
+    if real is None and looks_up_first(x):
+        return x
+
+    def cleaned(x: Lookup) -> Array:
+        table, ids = vary_alike(x)
+        is_read = jnp.zeros(len(table), bool)
+        is_read = vary_alike((is_read, ids))[0]
+        is_read = is_read.at[ids].max(True if real is None else real, wrap_negative_indices=False)
+        return jnp.where(is_read[:, None], table, 0)
+
+    return x._replace(table=sharded_by_xla(cleaned, x, (None, None))(x))
+
+
 def _start(
     stack: Sequence[CellParams],
     is_single: bool,
     sequences: _Sequences,
     carry: Tree,
     initial: Tree,
-) -> tuple[Carries, Carries | None]:
-    """Return the carry before the first step, and `initial`, with an entry per layer."""
+) -> tuple[Carries, Resets]:
+    """Return the carry before the first step, and what a reset sets, with an entry per layer."""
     batch, rows = sequences.batch, sequences.rows
     like = validate.carry_like(stack, math.prod(batch))
     start = None if carry is None else validate.as_carry(carry, like, is_single, batch, rows)
-    of_reset = None
     if initial is not None:
         of_reset = validate.as_initial(initial, like, is_single, start, batch, rows)
-    return start or of_reset or initial_carry(stack, rows), of_reset
+        return start or of_reset, of_reset
+    of_layers: Carries = initial_carry(stack, rows)
+    start = start or of_layers
+    own = zip(stack, start, of_layers, strict=True)
+    return start, tuple(None if starts_at_zero(p) else in_dtypes_of(c, o) for p, c, o in own)
 
 
 def _run(
@@ -287,7 +314,7 @@ def _run(
     stack: Sequence[CellParams],
     sequences: _Sequences,
     carry: Carries,
-    initial: Carries | None,
+    initial: Resets,
     dropout: Dropouts,
 ) -> tuple[Tree, ...]:
     """Compute layers in one direction: y, the last carries and, if asked for, those of steps."""
@@ -299,7 +326,7 @@ def _run(
     def run(
         inputs: tuple[Array | Lookup, Array | None, Array | None, Array | None],
         carry: Carries,
-        initial: Carries | None,
+        initial: Resets,
         row: UInt32[Array, "B"] | None,
         stack: Sequence[CellParams],
         dropout: Dropouts,
@@ -310,9 +337,11 @@ def _run(
         if reverse:
             reset = None if reset is None else validate.in_reading_order(reset, mask)
             x = of_steps(lambda a: a[::-1], x)
-        of_layer = initial if initial and reset is not None else [None] * len(stack)
+        of_layer = [None] * len(stack) if reset is None else initial
         marks = [Marks(reset, start, real) for start in of_layer]
         marks = [m.reversed() for m in marks] if reverse else marks
+        given = carry
+        carry = without_unread(stack, marks[0], given)
         if options.remat:
             seeds = seeded(dropout, stack)
             y, carry, carries = run_in_segments(of_stack, reverse, stack, x, carry, marks, seeds)
@@ -320,6 +349,7 @@ def _run(
             masks = dropout_masks(stack, dropout, B, T, reverse)
             marks = [masked.marked(m) for masked, m in zip(masks, marks, strict=True)]
             y, carry, carries = run_stack(of_stack, stack, x, carry, marks)
+        carry, carries = with_unread(marks[0], given, carry, carries)
         if reverse:
             y, carries = jax.tree.map(lambda h: h[::-1], (y, carries))
         return y if real is None else IN_ROWS.choose(real, y), carry, carries
@@ -402,7 +432,9 @@ def _bidirectional(
     if is_single != kind[0]:
         raise ValueError("only one direction is a list of layers; both must be, or neither.")
     sequences = _enter(options, arguments)
-    validate.check_stack(list(zip(*stacks, strict=True)), sequences.x.shape[-1], is_residual)
+    levels = list(zip(*stacks, strict=True))
+    B = math.prod(sequences.batch)
+    validate.check_stack(levels, sequences.x.shape[-1], is_residual, B)
     carries, initials = _pair(arguments.carry, "carry"), _pair(arguments.initial, "initial")
     starts = [
         _start(stack, is_single, sequences, *parts)
@@ -414,8 +446,7 @@ def _bidirectional(
     for i in range(L):
         sides: list[tuple[Tree, ...]] = []
         for d, (stack, (start, of_reset)) in enumerate(zip(stacks, starts, strict=True)):
-            first = of_reset and of_reset[i : i + 1]
-            layer = stack[i : i + 1], below, start[i : i + 1], first
+            layer = stack[i : i + 1], below, start[i : i + 1], of_reset[i : i + 1]
             direction = options._replace(reverse=bool(d))
             sides.append(_run(direction, False, *layer, dropouts[d][i]))
         y = jnp.concatenate([y for y, *_ in sides], axis=-1)
@@ -485,9 +516,10 @@ def step(
 
 
 def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:
-    """Return the carry before the first step: zeros, in the dtype of the layer's biases.
+    """Return the carry before the first step, in the dtype of the layer's biases.
 
-    It is h (B, H) for one layer, (h, c) for an LSTM, and a tuple of these for a list of layers.
+    It is zeros, unless a cell of your own starts with something else. It is h (B, H) for one layer,
+    (h, c) for an LSTM, and a tuple of these for a list of layers.
 
     Args:
       batch_size: B; or the sizes of several batch axes or, as (), of none, in a tuple.

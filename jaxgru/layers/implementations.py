@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,12 @@ from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import Lookup, before_lookup, looked_up
 from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.errors import type_name
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
 from jaxgru.layers.derived import derived, jax_is_faster
 from jaxgru.layers.over_time import advance, over_time
-from jaxgru.layers.validate import check_features
+from jaxgru.layers.validate import check_features, check_layers, check_stack
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a gradient of jaxgru's own, by hand or derived. "autodiff"
@@ -100,7 +101,14 @@ def which_gradient(layer: CellParams) -> str:
       "written by hand", "of all steps at once" or "derived from the step", which are jaxgru's own;
       or "JAX's, because …", which says what in the step stands in the way. For some sizes of the
       batch, JAX's takes the place of a derived one that is slower: see `jax_is_faster`.
+
+    Raises:
+      ValueError: `unroll` does not take the layer either, or there are several.
     """
+    check_layers("the layer", layer)
+    if not isinstance(cast(object, layer), Cell):
+        raise ValueError(f"the layer is {type_name(layer)}; it must be a single layer.")
+    check_stack([layer], sizes(layer)[0])
     if layer.by_hand():
         return "written by hand"
     if type(layer).all_steps is not Cell.all_steps:

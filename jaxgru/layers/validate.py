@@ -139,7 +139,10 @@ def check_layers(name: str, layers: Layers) -> None:
 
 
 def check_stack(
-    layers: Sequence[CellParams | tuple[CellParams, ...]], features: int, residual: bool = False
+    layers: Sequence[CellParams | tuple[CellParams, ...]],
+    features: int,
+    residual: bool = False,
+    batch_size: Size = 1,
 ) -> None:
     """Check that each layer takes what the one below returns, or those of two directions.
 
@@ -147,10 +150,11 @@ def check_stack(
       layers: each layer, or its layers of two directions.
       features: the number that the first takes.
       residual: each layer above the first adds its input to its output.
+      batch_size: B, the number of rows that the layers will be called with.
     """
     for i, layer in enumerate(layers):
         sides = layer if isinstance(layer, tuple) else (layer,)
-        units = sum(_units(side, features, i) for side in sides)
+        units = sum(_units(side, features, i, batch_size) for side in sides)
         if residual and i and units != features:
             raise ValueError(
                 f"layer {i} of a residual stack takes {features} features and gives {units}; the "
@@ -172,11 +176,12 @@ def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple[Tree, ..
     return tuple(jax.eval_shape(lambda p: p.zero_carry(batch_size), layer) for layer in layers)
 
 
-def _units(layer: CellParams, features: int, i: int) -> int:
+def _units(layer: CellParams, features: int, i: int, batch_size: Size) -> int:
     """Return the number of units of layer i, whose input has so many features."""
-    if (sizes := layer.sizes()) is not None:
+    sizes = layer.sizes()
+    if sizes is not None:
         check_features(features, sizes[0], i)
-        if _keeps_its_carry(layer, sizes[0]):
+        if _keeps_its_carry(layer, sizes[0], batch_size):
             return sizes[1]
     raise ValueError(
         f"the parameters of layer {i} do not fit together, or not to an input of {features} "
@@ -184,15 +189,28 @@ def _units(layer: CellParams, features: int, i: int) -> int:
     )
 
 
-def _keeps_its_carry(layer: CellParams, E: int) -> bool:
-    """Return whether a step returns a carry like that before it, in the parameters' dtype."""
+def _keeps_its_carry(layer: CellParams, E: int, batch_size: Size) -> bool:
+    """Return whether a step returns a carry like that before it, in the parameters' dtype.
+
+    It is tried with another number of rows than the batch has, so that a field with the batch axis
+    is found whatever the batch is.
+    """
     dtype = widest(*jax.tree.leaves(layer))
+    rows = 3 if isinstance(batch_size, int) and batch_size == 2 else 2
 
     def change(layer: CellParams) -> tuple[Carry, Carry]:
-        carry = layer.zero_carry(2)
-        return carry, one_step(layer, carry, jnp.zeros((2, E), hidden(carry).dtype))
+        carry = layer.zero_carry(rows)
+        return carry, one_step(layer, carry, jnp.zeros((rows, E), hidden(carry).dtype))
 
-    before, after = jax.eval_shape(change, layer)
+    try:
+        before, after = jax.eval_shape(change, layer)
+    except (TypeError, ValueError) as error:
+        error.add_note(
+            f"This was a step of {type(layer).__name__} that jaxgru tried with {rows} rows. A cell "
+            "computes with any number of rows, so its fields have no batch axis; jax.vmap runs "
+            "layers whose weights differ from row to row."
+        )
+        raise
     types = lambda carry: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), carry)
     return jax.tree.leaves(before)[0].dtype == dtype and types(before) == types(after)
 

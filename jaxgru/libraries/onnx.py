@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from jaxgru.cells import Cell, CellParams, MLPParams, hidden, sizes
+from jaxgru.cells.contract import starts_at_zero
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
@@ -99,6 +100,8 @@ def to_onnx(
     if initial is not None:
         like, is_single = carry_like(sides[0], 1), isinstance(layers, Cell)
         initial = as_initial(initial, like, is_single, None, (1,), (1,))
+    elif reset:
+        initial = [None if starts_at_zero(p) else p.zero_carry(1) for p in sides[0]]
     graph.output("y", *axes, H * len(sides))
     x = graph.input("x", *axes, features)
     mode = Mode(

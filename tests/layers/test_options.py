@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from against import randomized, value_and_gradients
+from against import gradients, randomized, value_and_gradients
 from conftest import slow
 from jaxtyping import Array
 from random_models import INIT, in_blocks
@@ -67,6 +67,23 @@ class Chained(Own):
         return 0.3 * h + jnp.tanh(a + layout.product(self.V, jnp.sin(y)))
 
 
+@cells.struct
+class Normalised(Own):
+    """Whose carry does not begin with zeros, and which divides by it, as xLSTM's sLSTM does."""
+
+    b: Array
+
+    def zero_carry(self, batch_size):
+        h = super().zero_carry(batch_size)
+        return h, jnp.ones_like(h)
+
+    def step(self, layout, carry, a):
+        h, n = carry
+        g = jnp.tanh(a + layout.times(self.U, h) + self.b)
+        n = 0.9 * n + g * g
+        return g / (0.1 + n * n), n
+
+
 def own(cls, shape):
     zeros = lambda E, H: [(E, H), (H, H), shape(H)]
     return lambda key, E, H, dtype: cls(*(jnp.zeros(shape, dtype) for shape in zeros(E, H)))
@@ -79,6 +96,7 @@ def projected_to_h(key, E, H, dtype):
 
 KINDS = INIT | {
     "counting": own(Counting, lambda H: ()),
+    "normalised": own(Normalised, lambda H: (H,)),
     "chained": own(Chained, lambda H: (H, H)),
     "gru, relu": partial(jaxgru.init_gru, activation="relu", reset_gate="before"),
     "gru, relu, clip": partial(jaxgru.init_gru, activation="relu", clip=1.0),
@@ -279,8 +297,34 @@ def check(number, monkeypatch, forget_traces):
         outputs = time(y), jax.tree.map(in_batch, ends)
         return (*outputs, jax.tree.map(time, carries)) if static["return_carries"] else outputs
 
+    def with_nan(x, carry, initial):
+        """NaN wherever nothing may be read."""
+        has_event = resets.any(1)
+        first_step = (T - 1 - real[:, ::-1].argmax(1)) if reverse else real.argmax(1)
+        episodes = resets.cumsum(1)
+        first_episode = episodes[:, -1] if reverse else 0
+        reads = real.any(1) & (episodes[np.arange(B), first_step] == first_episode)
+        spoil = lambda flags, leaf: (
+            jnp.where(flags.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.nan, leaf)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else leaf
+        )
+        if table is None:
+            x = jnp.where(real[..., None], x, jnp.nan)
+        else:
+            x = spoil(~np.isin(np.arange(len(x)), ids[real]), x)
+        if carry is not None:
+            carry = jax.tree.map(partial(spoil, ~reads), carry)
+            if o["initial"] == "rows" or not has_event.any():
+                of_rows = ~has_event if o["initial"] == "rows" else np.ones(1, bool)
+                initial = jax.tree.map(partial(spoil, of_rows), initial)
+        return x, carry, initial
+
     arguments = layers, x, carry, initial
-    both = [value_and_gradients(run, *arguments) for run in (unrolled, by_rows)]
+    compute = jax.jit(partial(gradients, unrolled))
+    both = [compute(*arguments), value_and_gradients(by_rows, *arguments)]
+    spoiled = compute(layers, *with_nan(*arguments[1:]))
+    unspoiled = both[0]
     if o["initial"] is None:  # it is not an argument then
         both = [(outputs, of[:3]) for outputs, of in both]
     floats = lambda tree: [
@@ -289,6 +333,14 @@ def check(number, monkeypatch, forget_traces):
     # float64 differs by the order of sums of at most 5 steps; ReLU and c can grow beyond 1
     tolerance = 1e-9 if o["dtype"] == "float64" else 2e-4
     chex.assert_trees_all_close(*map(floats, both), rtol=tolerance, atol=tolerance)
+
+    (y, *carries), of = spoiled
+    (clean_y, *clean_carries), clean_of = unspoiled
+    chex.assert_trees_all_equal(y, clean_y)
+    chex.assert_trees_all_equal(floats(of), floats(clean_of))
+    # A row that takes no step gets its carry back
+    kept = lambda a, clean: np.where(np.isnan(a), clean, a)
+    chex.assert_trees_all_equal(jax.tree.map(kept, carries, clean_carries), clean_carries)
 
 
 def quick_samples():
