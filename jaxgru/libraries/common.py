@@ -24,7 +24,7 @@ from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import shown, type_name
 from jaxgru.layers import api
-from jaxgru.layers.validate import as_array, is_pair
+from jaxgru.layers.validate import as_array, is_pair, one_array
 from jaxgru.libraries import InteropError, check_shapes
 
 T = TypeVar("T")
@@ -321,7 +321,7 @@ def as_weights(where: str, weights: Mapping[str, Any]) -> dict[str, AnyArray]:
 
 def with_steps(name: str, x: Any) -> AnyArray:
     """Return x, with the axes of steps and features, and of batches, as an array."""
-    x = as_array(name, x)
+    x = one_array(name, x)
     if x.ndim < 2:
         raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
     return x
