@@ -54,7 +54,7 @@ def as_array(name: str, value: object) -> AnyArray:
 
 
 def one_array(name: str, value: object) -> AnyArray:
-    """Return `as_array` of a value that is not several arrays, which would be stacked in silence."""
+    """Return `as_array`, but refuse several arrays, which it would stack in silence."""
     is_container = isinstance(value, list | tuple)
     if is_container and any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(value)):
         raise ValueError(

@@ -109,7 +109,7 @@ FAULTS = [
     # carry
     (unroll, dict(carry=zeros((3, H))), "the carry's shapes are (3, 4), but"),
     *[(unroll, dict(x=X, **order, **state), f"; with time_major={other} they would fit.")
-      for order, rows, other in ((dict(time_major=False), 3, True), (dict(time_major=True), 2, False))
+      for order, rows, other in ((dict(), 3, True), (dict(time_major=True), 2, False))
       for state in (dict(carry=zeros((rows, H))), dict(initial=zeros((rows, H))))],
     *[(unroll, dict(x=X, lengths=[1] * rows, time_major=time_major),
        f"one per row: ({5 - rows},); with time_major={not time_major} it would fit.")
@@ -117,10 +117,10 @@ FAULTS = [
     (unroll, dict(x=np.ones((5, *X.shape), "f4"), carry=zeros((2, 3, H)), layers=GRU),
      "the batch (5, 2) need (5, 2, 4); with time_major=True they would fit."),
     (step, dict(carry=zeros((1, H))), "need (2, 4): one entry per layer"),  # no axis T to exchange
-    *[(unroll, dict(layers=layer, carry=state), f"dict with the keys 'h'; it must be {kind}, as from")
+    *[(unroll, dict(layers=layer, carry=state), f"with the keys 'h'; it must be {kind}, as from")
       for layer, state, kind in ((GRU, {"h": h}, "an array"), ([GRU], [{"h": h}], "an array"),
                                  (MLP, {"h": h}, "a tuple"))],
-    (unroll, dict(initial={"h": h}), "initial of a layer is a dict with the keys 'h'; it must be an"),
+    (unroll, dict(initial={"h": h}), "initial of a layer is a dict with the keys 'h'; it must"),
     (unroll, dict(layers=[GRU], carry=0.0), "the carry's shapes are (), but"),
     (unroll, dict(x=X[0], carry=zeros((1, H))),
      "the carry's shapes are (1, 4), but these layers and the batch () need (4,)"),
