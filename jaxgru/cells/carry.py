@@ -54,17 +54,20 @@ def named(name: str, state: Tree, wanted: type) -> Tree:
     """Return a layer's state; one with named parts may be a dict, as checkpoints return it.
 
     Parts without names are refused: by position, a pair in Flax's order, (c, h), would be taken
-    for (h, c).
+    for (h, c). So is a dict for a state whose parts have no names.
     """
-    fields: tuple[str, ...] | None = getattr(wanted, "_fields", None)
-    if not fields or isinstance(state, wanted):
+    fields: tuple[str, ...] = getattr(wanted, "_fields", ())
+    if isinstance(state, wanted) or not (fields or isinstance(state, dict)):
         return state
     if isinstance(state, dict):
-        if state.keys() == set(fields):
+        if fields and state.keys() == set(fields):
             return wanted(**state)
         seen = f"a dict with the keys {', '.join(map(shown, state))}"
     else:
         seen = f"an array {state.shape}" if hasattr(state, "shape") else type_name(state)
+    if not fields:
+        kind = "a tuple" if issubclass(wanted, tuple) else "an array"
+        raise ValueError(f"{name} of a layer is {seen}; it must be {kind}, as from initial_carry.")
     parts = ", ".join(f"{field}=…" for field in fields)
     keys = " and ".join(fields)
     raise ValueError(

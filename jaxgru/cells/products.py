@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
@@ -43,6 +44,9 @@ class Lookup(NamedTuple):
     def shape(self) -> tuple[Size, ...]:
         """The shape of the rows."""
         return *self.ids.shape, self.table.shape[-1]
+
+
+export.register_namedtuple_serialization(Lookup, serialized_name="jaxgru.Lookup")
 
 
 def of_steps(function: Callable[[Array], Array], x: Array | Lookup) -> Array | Lookup:

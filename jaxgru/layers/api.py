@@ -224,6 +224,13 @@ class _Sequences(NamedTuple):
     axis: int
     rows: tuple[Size, ...]
 
+    def other_order(self) -> validate.OtherOrder | None:
+        """Return what `time_major` would change; None for one step, which `step` has."""
+        T = self.x.shape[0]
+        shape = *self.batch[: self.axis], T, *self.batch[self.axis :]
+        other_batch = shape[1:] if self.axis else shape[:-1]
+        return None if T == 1 else validate.OtherOrder(other_batch, time_major=self.axis > 0)
+
     def left(self, tree: Tree) -> Tree:
         """Return outputs (T, B, …) with the axes that the input had."""
         tree = self.of_rows(tree, 1)
@@ -296,11 +303,15 @@ def _start(
     initial: Tree,
 ) -> tuple[Carries, Resets]:
     """Return the carry before the first step, and what a reset sets, with an entry per layer."""
-    batch, rows = sequences.batch, sequences.rows
+    batch = sequences.batch
+    rows = sequences.rows
+    other = sequences.other_order()
     like = validate.carry_like(stack, math.prod(batch))
-    start = None if carry is None else validate.as_carry(carry, like, is_single, batch, rows)
+    start = None
+    if carry is not None:
+        start = validate.as_carry(carry, like, is_single, batch, rows, other)
     if initial is not None:
-        of_reset = validate.as_initial(initial, like, is_single, start, batch, rows)
+        of_reset = validate.as_initial(initial, like, is_single, start, batch, rows, other)
         return start or of_reset, of_reset
     of_layers: Carries = initial_carry(stack, rows)
     start = start or of_layers
@@ -504,7 +515,7 @@ def step(
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
     validate.check_containers(layers, x, carry)
-    x = validate.as_array("x", x)
+    x = validate.one_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "

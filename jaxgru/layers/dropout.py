@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.core import Tracer
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
@@ -75,21 +77,50 @@ class Dropout:
     first_step: int | Int[Array, ""] = 0
 
     def tree_flatten(self) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
-        several = self.rate if isinstance(self.rate, tuple) else (self.rate,)
-        static = all(isinstance(rate, float | int | str | np.generic) for rate in several)
-        rates = (None, self.rate) if static else (self.rate, None)
-        leaves = self.key, rates[0], self.first_row, self.first_step
-        return leaves, (rates[1], self.site, self.kind)
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        traced = tuple(None if _is_static(rate) else rate for rate in rates)
+        static = tuple(rate if _is_static(rate) else None for rate in rates)
+        leaves = self.key, traced, self.first_row, self.first_step
+        return leaves, (static, isinstance(self.rate, tuple), self.site, self.kind)
 
     @classmethod
-    def tree_unflatten(cls, structure: tuple[Tree, ...], leaves: tuple[Tree, ...]) -> Dropout:
-        (key, rate, *first), (static_rate, site, kind) = leaves, structure
-        return cls(key, rate if static_rate is None else static_rate, site, kind, *first)
+    def tree_unflatten(cls, structure: tuple[Tree, ...], leaves: Iterable[Tree]) -> Dropout:
+        key, traced, *first = leaves
+        static, is_tuple, site, kind = structure
+        rates = tuple(
+            leaf if known is None else known for leaf, known in zip(traced, static, strict=True)
+        )
+        return cls(key, rates if is_tuple else rates[0], site, kind, *first)
 
     def replace(self, **fields: Any) -> Dropout:
         """Return a copy with other values of these fields."""
         return replace(self, **fields)
 
+
+def _is_static(rate: object) -> bool:
+    """Return whether a rate is part of a dropout's structure, and not a leaf of it."""
+    return isinstance(rate, float | int | str | np.generic)
+
+
+def _structure_as_text(structure: tuple[Tree, ...]) -> bytes:
+    """Return what `tree_flatten` says of a dropout besides its leaves, as JSON."""
+    rates, *others = structure
+    rates = [rate.item() if isinstance(rate, np.generic) else rate for rate in rates]
+    return json.dumps([rates, *others]).encode()
+
+
+def _structure_from_text(text: bytes | bytearray) -> tuple[Tree, ...]:
+    rates, *others = json.loads(text)
+    return tuple(rates), *others
+
+
+export.register_namedtuple_serialization(Seeds, serialized_name="jaxgru.Seeds")
+export.register_pytree_node_serialization(
+    Dropout,
+    serialized_name="jaxgru.Dropout",
+    serialize_auxdata=_structure_as_text,
+    deserialize_auxdata=_structure_from_text,
+)
 
 Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout=` takes
 
@@ -127,8 +158,21 @@ def checked(dropout: Dropouts) -> list[Dropout] | None:
             raise ValueError(
                 f"the dropout's key is {seen}; it must be one key, as from jax.random.key."
             )
-    in_float32 = lambda rate: jax.tree.map(_in_float32, rate)
-    return [_in_32_bits(item.replace(rate=in_float32(item.rate))) for item in several]
+    return [_for_jit(item) for item in several]
+
+
+def _for_jit(dropout: Dropout) -> Dropout:
+    """Return the dropout with arrays that `jit` takes without an implicit transfer.
+
+    Such a transfer is an error under `jax.transfer_guard("disallow")`, and an explicit one takes as
+    long as a small layer. So a place that is 0, as by default, is left out: None.
+    """
+    places = {}
+    for name in ("first_row", "first_step"):
+        value = getattr(dropout, name)
+        is_default = type(value) is int and value == 0
+        places[name] = None if is_default else jax.device_put(_whole(name, value))
+    return dropout.replace(rate=jax.tree.map(_in_float32, dropout.rate), **places)
 
 
 def _in_float32(rate: Any) -> Any:
@@ -313,6 +357,8 @@ def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
     Args:
       key: a new one for each training step.
       layers: one layer's parameters, or any pytree with layers, such as a list or a whole model's.
+        Layers that a cell of your own wraps drop theirs, too. Of a Flax `Layer`, pass what its
+        method `layer` returns, and call `unroll` with the result.
       rate: in [0, 1). A traced rate that is out of range gives NaN.
 
     Raises:
@@ -320,24 +366,69 @@ def drop_weights(key: PRNGKeyArray, layers: T, rate: Rate) -> T:
     """
     _, scale = _threshold_and_scale(rate)
     zero = 0 if scale is None else 0 * scale  # NaN if a traced rate is out of range
-    each, structure = jax.tree.flatten(layers, is_leaf=lambda node: isinstance(node, Cell))
-    if not any(layer.recurrent for layer in each if isinstance(layer, Cell)):
+    parts = jax.tree.leaves(layers, is_leaf=_is_cell)
+    cells = [part for part in parts if isinstance(part, Cell)]
+    if not cells:
+        raise ValueError(
+            f"{type_name(layers)} contains no jaxgru layers; drop_weights takes layers, or a "
+            "pytree with layers, such as what the method layer() of a Flax Layer returns."
+        )
+    if not any(map(has_recurrent_weights, cells)):
         raise ValueError(
             "the layers have no recurrent matrices, so none of their weights can drop."
         )
 
-    def dropped(key: PRNGKeyArray, layer: Tree) -> Tree:
-        if not isinstance(layer, Cell):
-            return layer
-        keys = jax.random.split(key, len(layer.recurrent))
-        for name, key_of_U in zip(layer.recurrent, keys, strict=True):
-            U = at_least_float32(narrow := getattr(layer, name))
-            share = jnp.asarray(1 - rate, U.dtype) + jnp.asarray(zero, U.dtype)
-            kept = jnp.where(jax.random.bernoulli(key_of_U, share, U.shape), U, 0)
-            layer = layer.replace(**{name: (kept / share).astype(narrow.dtype)})
-        return layer
+    def dropped(key: PRNGKeyArray, U: Array) -> Array:
+        wide = at_least_float32(U)
+        share = jnp.asarray(1 - rate, wide.dtype) + jnp.asarray(zero, wide.dtype)
+        kept = jnp.where(jax.random.bernoulli(key, share, wide.shape), wide, 0)
+        return (kept / share).astype(U.dtype)
 
-    return jax.tree.unflatten(structure, map(dropped, jax.random.split(key, len(each)), each))
+    return _with_recurrent_weights(dropped, key, layers)
+
+
+def _is_cell(node: object) -> bool:
+    return isinstance(node, Cell)
+
+
+def has_recurrent_weights(layer: CellParams) -> bool:
+    """Return whether a layer, or one that it wraps, has a matrix that multiplies h."""
+    inner = filter(_is_cell, _children(layer)[0])
+    return bool(layer.recurrent) or any(map(has_recurrent_weights, inner))
+
+
+def _children(layer: CellParams) -> tuple[list[Tree], Tree]:
+    """Return what a layer's fields hold, each layer that it wraps as a whole; and its structure."""
+    return jax.tree.flatten(layer, is_leaf=lambda node: node is not layer and _is_cell(node))
+
+
+def _with_recurrent_weights(
+    function: Callable[[PRNGKeyArray, Array], Array], key: PRNGKeyArray, layers: T
+) -> T:
+    """Return a tree whose layers, and those that they wrap, have other recurrent matrices.
+
+    Args:
+      function: (key, matrix) → matrix; each has a key of its own.
+    """
+
+    def changed(key: PRNGKeyArray, part: Tree) -> Tree:
+        if not isinstance(part, Cell):
+            return part
+        *keys, key_of_inner = jax.random.split(key, len(part.recurrent) + 1)
+        weights = {
+            name: function(key_of_weight, getattr(part, name))
+            for name, key_of_weight in zip(part.recurrent, keys, strict=True)
+        }
+        part = part.replace(**weights) if weights else part
+        children, structure = _children(part)
+        if not any(map(_is_cell, children)):
+            return part
+        keys = jax.random.split(key_of_inner, len(children))
+        return jax.tree.unflatten(structure, map(changed, keys, children))
+
+    parts, structure = jax.tree.flatten(layers, is_leaf=_is_cell)
+    keys = jax.random.split(key, len(parts))
+    return jax.tree.unflatten(structure, map(changed, keys, parts))
 
 
 def _split(key: Tree, number: int) -> Tree:
@@ -395,7 +486,9 @@ def _threshold_and_scale(rate: Any) -> tuple[Threshold, Scale | None]:
 
 
 def _whole(name: str, value: object) -> UInt32[AnyArray, "*B"]:
-    """Return the number of a row or a step in 32 bits."""
+    """Return the number of a row or a step in 32 bits; None is 0."""
+    if value is None:
+        return np.zeros((), np.uint32)
     if isinstance(value, Tracer):
         return value.astype(jnp.uint32)
     return np.asarray(check_whole(f"{name} of the dropout", value, 2**32 - 1, least=0), np.uint32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,13 @@ from jaxgru.layers.stack import Layers, ResidualStack
 
 Shapes: TypeAlias = tuple[Any, ...]  # of shapes, in tuples as the arrays are
 Carries: TypeAlias = tuple[Carry, ...]  # an entry per layer
+
+
+class OtherOrder(NamedTuple):
+    """The batch axes that x would have with another value of `time_major`."""
+
+    batch: tuple[Size, ...]
+    time_major: bool
 
 
 def as_array(name: str, value: object) -> AnyArray:
@@ -46,6 +53,17 @@ def as_array(name: str, value: object) -> AnyArray:
     return array
 
 
+def one_array(name: str, value: object) -> AnyArray:
+    """Return `as_array`, but refuse several arrays, which it would stack in silence."""
+    is_container = isinstance(value, list | tuple)
+    if is_container and any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            f"{name} is a {type_name(value)} of arrays; it must be one array, so join them first, "
+            "with jnp.concatenate or jnp.stack."
+        )
+    return as_array(name, value)
+
+
 def as_jax(name: str, value: object) -> Array:
     """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
     return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
@@ -64,7 +82,7 @@ def as_input(x: object) -> AnyArray | Lookup:
                 "floating-point (V, F) with at least one row."
             )
         return Lookup(table, ids)
-    x = as_array("x", x)
+    x = one_array("x", x)
     if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, T, F), or (T, B, F) with "
@@ -226,6 +244,7 @@ def as_carry(
     is_single: bool = False,
     batch: Sequence[Size] | None = None,
     rows: Sequence[Size] | None = None,
+    other: OtherOrder | None = None,
 ) -> Carries:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
 
@@ -233,16 +252,19 @@ def as_carry(
       is_single: the carry is that of a single layer, not in a tuple.
       batch: its batch axes; None: it has one.
       rows: what they become.
+      other: what a message mentions if the carry fits it.
     """
     leaves, seen = _leaves("the carry", carry, like, is_single)
     batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
-    wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
+    wanted = _with_batch(like, batch)
     if seen != wanted:
+        remedy = ": one entry per layer, made by initial_carry or returned by the step before"
+        remedy = _order_remedy(seen, like, other) or remedy
         if is_single:
             seen, wanted = seen[0], wanted[0]
         raise ValueError(
-            f"the carry's shapes are {seen}, but these layers and the batch {batch} need {wanted}: "
-            "one entry per layer, made by initial_carry or returned by the step before."
+            f"the carry's shapes are {seen}, but these layers and the batch {batch} need {wanted}"
+            f"{remedy}."
         )
     carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
     for entry, like_entry in zip(carry, like, strict=True):
@@ -271,22 +293,24 @@ def as_initial(
     carry: Carries | None,
     batch: tuple[Size, ...],
     rows: tuple[Size, ...],
+    other: OtherOrder | None = None,
 ) -> Carries:
     """Return `initial` in the form of `like`, with the axes `rows`.
 
     Args:
-      is_single: as for `as_carry`; likewise `batch` and `rows`.
+      is_single: as for `as_carry`; likewise `batch`, `rows` and `other`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
     """
     leaves, seen = _leaves("initial", initial, like, is_single)
-    wanted = jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
-    without_batch = jax.tree.map(lambda leaf: leaf.shape[1:], _as_tuples(like))
+    wanted = _with_batch(like, batch)
+    without_batch = _with_batch(like, ())
     if seen not in (wanted, without_batch):
+        remedy = _order_remedy(seen, like, other)
         if is_single:
             (seen,), (wanted,), (without_batch,) = seen, wanted, without_batch
         raise ValueError(
             f"the shapes of initial are {seen}; these layers need {without_batch}, or {wanted} "
-            "with the batch axis."
+            f"with the batch axis{remedy}."
         )
 
     def widened(leaf: AnyArray, carried: Array) -> Array:
@@ -317,6 +341,18 @@ def _leaves(
     return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
 
 
+def _with_batch(like: tuple[Tree, ...], batch: tuple[Size, ...]) -> Shapes:
+    """Return the shapes of a carry with these batch axes."""
+    return jax.tree.map(lambda leaf: (*batch, *leaf.shape[1:]), _as_tuples(like))
+
+
+def _order_remedy(seen: Shapes, like: tuple[Tree, ...], other: OtherOrder | None) -> str:
+    """Return how a message ends if a carry's shapes are those of the other order, else nothing."""
+    if other is None or seen != _with_batch(like, other.batch):
+        return ""
+    return f"; with time_major={other.time_major} they would fit"
+
+
 def _as_tuples(tree: Tree) -> Tree:
     """Return nested lists and named tuples as tuples."""
     return tuple(map(_as_tuples, tree)) if isinstance(tree, list | tuple) else tree
@@ -328,7 +364,12 @@ def as_flags(name: str, flags: object, shape: tuple[Size, ...]) -> AnyArray:
     if array.dtype == bool and array.shape == shape:
         return array
     if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.number):
-        raise ValueError(f"{name} is {array.dtype} {array.shape}; it must be bool {shape}.")
+        is_in_another_order = array.shape in (shape[1:] + shape[:1], shape[-1:] + shape[:-1])
+        remedy = ", with its axes in the order of x's" if is_in_another_order else ""
+        raise ValueError(
+            f"{name} is {array.dtype} {array.shape}; it must be bool {shape}"
+            f"{'' if array.shape == shape else remedy}."
+        )
     if not is_known(array):
         raise ValueError(
             f"{name} is {array.dtype}, and its values are not known here; pass "
@@ -352,8 +393,11 @@ def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
     array = as_array("lengths", lengths)
     T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
+        fits_other = T != 1 and array.shape == (shape[1:] if axis else shape[:-1]) != batch
+        remedy = f"; with time_major={axis > 0} it would fit" if fits_other else ""
         raise ValueError(
-            f"lengths is {array.dtype} {array.shape}; it must be integers, one per row: {batch}."
+            f"lengths is {array.dtype} {array.shape}; it must be integers, one per row: {batch}"
+            f"{remedy}."
         )
     if is_known(array):
         values = np.asarray(array)

@@ -24,10 +24,18 @@ from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import shown, type_name
 from jaxgru.layers import api
-from jaxgru.layers.validate import as_array, is_pair
+from jaxgru.layers.validate import as_array, is_pair, one_array
 from jaxgru.libraries import InteropError, check_shapes
 
 T = TypeVar("T")
+
+
+class UnknownCell(InteropError):
+    """A cell that may compute something else than what jaxgru knows.
+
+    What stands in for another library's class runs it by that library's own code.
+    """
+
 
 SIGMOID = (jax.nn.sigmoid, jax.lax.logistic)
 TANH = (jnp.tanh, jax.lax.tanh)
@@ -70,6 +78,9 @@ def from_arrays(where: str, stored: Stored, arrays: Mapping[str, Any], **others:
     want = {name: turned((E, width)) for name in stored.W}
     want |= {name: turned((H, width)) for name in stored.U}
     want |= {name: (width,) for name in stored.b} | ({stored.cn: (H,)} if stored.cn else {})
+    others_too = sorted(shapes.keys() - want.keys())
+    if others_too and shapes.keys() > want.keys():
+        raise UnknownCell(f"{where}: the tensor {others_too[0]} does not belong there.")
     check_shapes(where, shapes, want)
     if stored.out_in:
         arrays = {name: array.T for name, array in arrays.items()}
@@ -253,22 +264,34 @@ def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *option
 def check_class(
     what: str, value: Any, classes: Collection[type], library: str, hint: str = ""
 ) -> None:
-    """Raise InteropError if a value is of none of a library's classes."""
+    """Raise UnknownCell if a value is of none of a library's classes."""
     if type(value) not in classes:
         names = ", ".join(cls.__name__ for cls in classes)
-        raise InteropError(
+        raise UnknownCell(
             f"{what} is {type_name(value)}; it must be one of {library}'s {names}, not a "
             f"subclass{hint}."
         )
 
 
 def check_options(what: str, module: Any, **supported: Sequence[Any]) -> None:
-    """Raise InteropError if a module has such an attribute, with none of the supported values."""
+    """Raise UnknownCell if a module has such an attribute, with none of the supported values."""
     word = lambda value: getattr(value, "__name__", shown(value))
     for name, values in supported.items():
         if not is_one_of(value := getattr(module, name, values[0]), values):
             wanted = " or ".join(dict.fromkeys(map(word, values)))
-            raise InteropError(f"{what} has {name}={word(value)}; it must be {wanted}.")
+            raise UnknownCell(f"{what} has {name}={word(value)}; it must be {wanted}.")
+
+
+def check_absent(unknown: UnknownCell, **options: Any) -> None:
+    """Raise InteropError if an option is given that no other library has.
+
+    Args:
+      unknown: why the cell of a call is run by its own library's code.
+      options: what the call was given; None, or the implementation "auto": nothing.
+    """
+    for name, value in options.items():
+        if value is not None and not (name == "implementation" and value == "auto"):
+            raise InteropError(f"{name} needs a cell that jaxgru knows: {unknown}") from unknown
 
 
 def is_one_of(value: Any, candidates: Sequence[Any]) -> bool:
@@ -321,7 +344,7 @@ def as_weights(where: str, weights: Mapping[str, Any]) -> dict[str, AnyArray]:
 
 def with_steps(name: str, x: Any) -> AnyArray:
     """Return x, with the axes of steps and features, and of batches, as an array."""
-    x = as_array(name, x)
+    x = one_array(name, x)
     if x.ndim < 2:
         raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
     return x

@@ -22,7 +22,7 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.carry import AnyArray
 from jaxgru.libraries import check_shapes, common
-from jaxgru.libraries.common import Stored
+from jaxgru.libraries.common import Stored, UnknownCell
 
 GRU = Stored(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
 LSTM = Stored(LSTMParams, "igfo", ["W"], ["U"], ["b"])
@@ -38,7 +38,7 @@ def dynamic_unroll(
     return_all_states: bool = False,
     unroll: int = 1,
     implementation: str = "auto",
-) -> tuple[Array, Any]:
+) -> tuple[Any, Any]:
     """Compute `hk.dynamic_unroll` of an hk.GRU or hk.LSTM, with a hand-written gradient.
 
     All arguments but the last are Haiku's. The core's parameters stay its own, with the same names
@@ -46,16 +46,24 @@ def dynamic_unroll(
     between the steps.
 
     Args:
-      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one.
+      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one. Any other is computed by
+        `hk.dynamic_unroll` itself.
       input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore, a pair of it and
         `should_reset` (T, B), which acts before that step is read, also with `reverse`.
-      unroll: has no effect.
-      implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
+      unroll: has no effect on an hk.GRU or hk.LSTM.
+      implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". It is refused with a
+        core that Haiku itself computes.
     """
-    own, resets = core, None
-    if type(core) is hk.ResetCore:
-        own, (input_sequence, resets) = core.core, input_sequence
-    common.check_class("the core", own, (hk.GRU, hk.LSTM), "Haiku")
+    own = core.core if type(core) is hk.ResetCore else core
+    try:
+        common.check_class("the core", own, (hk.GRU, hk.LSTM), "Haiku")
+    except UnknownCell as unknown:
+        common.check_absent(unknown, implementation=implementation)
+        order = time_major, reverse, return_all_states, unroll
+        return hk.dynamic_unroll(core, input_sequence, initial_state, *order)
+    resets = None
+    if own is not core:
+        input_sequence, resets = input_sequence
     inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
     axis = 0 if time_major or inputs.ndim == 2 else 1
     batch = inputs.shape[:1] if axis else inputs.shape[1:-1]

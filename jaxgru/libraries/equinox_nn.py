@@ -9,6 +9,7 @@ the product and z weighting the old state. See https://docs.kidger.site/equinox/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -17,10 +18,10 @@ import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
-from jaxgru.cells.carry import AnyArray
+from jaxgru.cells.carry import AnyArray, hidden
 from jaxgru.errors import type_name
-from jaxgru.libraries import common
-from jaxgru.libraries.common import Stored
+from jaxgru.libraries import InteropError, common
+from jaxgru.libraries.common import Stored, UnknownCell
 
 _WEIGHTS = ["weight_ih"], ["weight_hh"], ["bias"]
 CELLS: dict[type, Stored] = {
@@ -30,7 +31,7 @@ CELLS: dict[type, Stored] = {
 
 
 def unroll(
-    cell: eqx.nn.GRUCell | eqx.nn.LSTMCell,
+    cell: Callable[[Any, Any], Any],
     xs: Float[AnyArray, "... T F"],
     state: Any = None,
     *,
@@ -46,22 +47,29 @@ def unroll(
     batch as a whole: that is faster than `vmap`.
 
     Args:
-      cell: it keeps its own arrays, so it is trained as it is.
+      cell: it keeps its own arrays, so it is trained as it is. Any other than a GRUCell or
+        LSTMCell is run by `jax.lax.scan`, from a given state.
       xs: (T, F), or (..., T, F) with batch axes.
       state: before the first step: h (..., H), or (h, c) for an LSTM; None: zeros.
       reset: (..., T), as for `jaxgru.unroll`, as are `reverse` and `implementation`.
-      lengths: (...), the number of steps of each sequence; those after it are padding.
+      lengths: (...), the number of steps of each sequence; those after it are padding. With a cell
+        that `jax.lax.scan` runs, it is refused, as are `reset` and `implementation`.
       return_states: also return the state after every step.
 
     Returns:
       The state after the last step, and h of every step (..., T, H). With `return_states`, also the
       state after every step, in the form of `state`, with the axis of the steps.
     """
-    layer = from_equinox(cell)
+    try:
+        layer = from_equinox(cell)
+    except UnknownCell as unknown:
+        options = dict(reset=reset, lengths=lengths, implementation=implementation)
+        common.check_absent(unknown, **options)
+        return _scanned(cell, xs, state, reverse, return_states)
     xs = common.with_steps("xs", xs)
     if state is not None:
         pair = isinstance(layer, LSTMParams)
-        state = common.as_state("the state", state, pair, (*xs.shape[:-2], cell.hidden_size))
+        state = common.as_state("the state", state, pair, (*xs.shape[:-2], sizes(layer)[1]))
     options = dict(lengths=lengths, reverse=reverse, return_carries=return_states)
     options |= dict(reset=reset, implementation=implementation)
     dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
@@ -69,6 +77,29 @@ def unroll(
     # without names, as Equinox's
     state, *each = [tuple(part) if isinstance(part, tuple) else part for part in states]
     return state, ys, *each
+
+
+def _scanned(
+    cell: Any, xs: AnyArray, state: Any, reverse: bool, return_states: bool
+) -> tuple[Any, ...]:
+    """Run a cell that jaxgru does not know, as `unroll` does one that it knows."""
+    xs = common.with_steps("xs", xs)
+    if state is None:
+        raise InteropError(
+            f"the state is None; with {type_name(cell)}, whose state jaxgru does not know, it must "
+            "be given."
+        )
+
+    def step(state: Any, x: AnyArray) -> tuple[Any, Any]:
+        after = cell(x, state)
+        return after, after
+
+    run = lambda xs, state: jax.lax.scan(step, state, xs, reverse=reverse)
+    for _ in xs.shape[:-2]:
+        run = jax.vmap(run)
+    last, states = run(xs, state)
+    each = (states,) if return_states else ()
+    return last, hidden(states), *each
 
 
 class Layer(eqx.Module):
@@ -97,8 +128,8 @@ class Layer(eqx.Module):
         return common.initial_carry(self.layers, batch_size)
 
 
-def from_equinox(cell: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> CellParams:
-    """Return the layer with the weights of a cell.
+def from_equinox(cell: Any) -> CellParams:
+    """Return the layer with the weights of a GRUCell or LSTMCell.
 
     A GRU's `reset_gate` is "after". Values are copied; those of z change sign. Missing biases
     become zeros. The carry is the same on both sides.

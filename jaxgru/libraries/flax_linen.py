@@ -22,9 +22,10 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.carry import AnyArray
+from jaxgru.errors import counted, type_name
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.common import Stored
+from jaxgru.libraries.common import Stored, UnknownCell
 
 _RZN = ["ir", "iz", "in"], ["hr", "hz", "hn"]
 _IFGO = ["ii", "if", "ig", "io"], ["hi", "hf", "hg", "ho"]
@@ -40,8 +41,9 @@ CELLS: dict[type, Stored] = {
 class RNN(nn.RNN):
     """An `nn.RNN` that computes the same with `jaxgru.unroll`, whose gradient is hand-written.
 
-    The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. The options of `nn.scan`
-    (`unroll`, `variable_axes`, …) act only when parameters are initialized.
+    That is of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell; the options of `nn.scan`
+    (`unroll`, `variable_axes`, …) then act only when parameters are initialized. Any other cell is
+    computed by `nn.RNN` itself.
     """
 
     def __call__(
@@ -64,10 +66,17 @@ class RNN(nn.RNN):
 
         Args:
           reset: as for `jaxgru.unroll`, but it sets the cell's initial carry.
-          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". Both are refused
+            with a cell that `nn.RNN` itself computes.
         """
         options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
-        flax_rnn.check_cell(self.cell, CELLS)
+        try:
+            flax_rnn.check_cell(self.cell, CELLS)
+        except UnknownCell as unknown:
+            common.check_absent(unknown, reset=reset, implementation=implementation)
+            theirs: Any = super().__call__
+            carry = dict(initial_carry=initial_carry, init_key=init_key)
+            return theirs(inputs, seq_lengths=seq_lengths, **carry, **options)
         key = jax.random.key(0) if init_key is None else init_key
         start = self.cell.initialize_carry(key, flax_rnn.step_shape(inputs, options["time_major"]))
         if "params" not in self.cell.variables:
@@ -86,13 +95,14 @@ class ScannedRNN(nn.Module):
     keep their name. H is the carry's size.
 
     Attributes:
-      cell: a class of cells, or a `functools.partial` of one.
+      cell: a class of cells, a `functools.partial` of one, or a cell. One that jaxgru does not
+        know is computed as in purejaxrl, by `nn.scan`.
       cell_name: the name of new parameters. None: for a GRUCell "GRUCell_1", as in purejaxrl,
         where "GRUCell_0" is the cell that makes the carry. Classes that make the carry otherwise
         name it "GRUCell_0".
     """
 
-    cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+    cell: Callable[..., nn.RNNCellBase] | nn.RNNCellBase = nn.GRUCell
     cell_name: str | None = None
 
     @nn.compact
@@ -109,28 +119,45 @@ class ScannedRNN(nn.Module):
           carry: the state before the first step, (B, H), or (c, h) for an LSTM.
           x: the inputs, and the resets: where they are True, or numbers other than 0, the carry is
             set to the cell's initial carry before the step.
-          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". It is refused with
+            a cell that jaxgru does not know.
         """
         inputs, resets = common.with_steps("inputs", x[0]), x[1]
         h = carry[0] if isinstance(carry, tuple | list) else carry
-        cell = self.cell(features=as_array("the carry", h).shape[-1], parent=None)
-        flax_rnn.check_cell(cell, CELLS)
+        cell = _made(self.cell, as_array("the carry", h).shape[-1])
         name = self.cell_name or f"{type(cell).__name__}_1"
         name = next(iter(self.variables.get("params", ())), name)
         cell = cell.clone(parent=self, name=name)
         start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
+        have, want = (len(jax.tree.leaves(each)) for each in (carry, start))
+        if have != want:
+            raise InteropError(
+                f"the carry has {counted(have, 'array')}; that of this {type_name(cell)} has "
+                f"{want}, as ScannedRNN.initialize_carry(batch_size, hidden_size, cell) returns it."
+            )
         if "params" not in cell.variables:
             cell(start, inputs[0])  # initializes them
         reset = jnp.asarray(as_array("resets", resets), bool)
-        options = dict(time_major=True, implementation=implementation)
+        try:
+            flax_rnn.check_cell(cell, CELLS)
+        except UnknownCell as unknown:
+            common.check_absent(unknown, implementation=implementation)
+            return _scanned(cell, inputs, carry, start, reset)
+        options = dict(time_major=True, implementation=implementation, carry_name="the carry")
         return _run(cell, inputs, carry, start, reset=reset, **options)
 
     @staticmethod
     def initialize_carry(
-        batch_size: int, hidden_size: int, cell: Callable[..., nn.RNNCellBase] = nn.GRUCell
+        batch_size: int,
+        hidden_size: int,
+        cell: Callable[..., nn.RNNCellBase] | nn.RNNCellBase = nn.GRUCell,
     ) -> Any:
-        """Return the carry before the first step: (batch_size, hidden_size), or a pair of these."""
-        made = cell(features=hidden_size, parent=None)
+        """Return the carry before the first step: (batch_size, hidden_size), or a pair of these.
+
+        Args:
+          cell: that of the module.
+        """
+        made = _made(cell, hidden_size)
         return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
 
 
@@ -220,6 +247,29 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     cells = common.by_layer(CELLS)
     _, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
     return unflatten_dict(common.to_arrays(layer, stored), sep=".")
+
+
+def _made(cell: Any, features: int) -> Any:
+    """Return the cell of a class with so many features; a cell as it is, but of no module."""
+    if isinstance(cell, nn.RNNCellBase):
+        return cell.clone(parent=None)
+    return cell(features=features, parent=None)
+
+
+def _scanned(cell: Any, inputs: AnyArray, carry: Any, start: Any, reset: Array) -> Any:
+    """Scan a cell as purejaxrl does; a reset sets the carry `start`."""
+
+    def step(cell: Any, carry: Any, x: tuple[Any, Array]) -> tuple[Any, Any]:
+        now, is_reset = x
+
+        def chosen(first: Array, old: Array) -> Array:
+            axes = range(is_reset.ndim, old.ndim)
+            return jnp.where(jnp.expand_dims(is_reset, tuple(axes)), first, old)
+
+        return cell(jax.tree.map(chosen, start, carry), now)
+
+    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+    return scan(cell, carry, (inputs, reset))
 
 
 def _run(cell: Any, inputs: AnyArray, carry: Any, start: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from jaxgru.errors import type_name
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.common import Stored
+from jaxgru.libraries.common import Stored, UnknownCell
 
 _IN, _STATE = ["dense_i"], ["dense_h"]
 _II, _HH = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"]
@@ -41,8 +41,9 @@ CELLS: dict[type, Stored] = {
 class RNN(nnx.RNN):
     """An `nnx.RNN` that computes the same with `jaxgru.unroll`, whose gradient is hand-written.
 
-    The cell is a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell. Its parameters stay its own
-    `nnx.Param`s, so optimizers and checkpoints see no difference. `unroll` has no effect.
+    That is of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell; `unroll` then has no effect.
+    Any other cell is computed by `nnx.RNN` itself. The parameters stay the cell's own `nnx.Param`s,
+    so optimizers and checkpoints see no difference.
     """
 
     def __call__(
@@ -65,9 +66,25 @@ class RNN(nnx.RNN):
 
         Args:
           reset: as for `jaxgru.unroll`, but it sets the cell's initial carry.
-          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff".
+          implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". Both are refused
+            with a cell that `nnx.RNN` itself computes.
         """
         cell: Any = self.cell
+        try:
+            layer = from_nnx(cell)
+        except UnknownCell as unknown:
+            common.check_absent(unknown, reset=reset, implementation=implementation)
+            theirs: Any = super().__call__
+            return theirs(
+                inputs,
+                initial_carry=initial_carry,
+                seq_lengths=seq_lengths,
+                return_carry=return_carry,
+                time_major=time_major,
+                reverse=reverse,
+                keep_order=keep_order,
+                rngs=rngs,
+            )
         options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
         rngs = self.rngs if rngs is None else rngs
         rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
@@ -77,7 +94,6 @@ class RNN(nnx.RNN):
         options |= dict(reset=reset, lengths=seq_lengths, implementation=implementation)
         initial = None if cell.carry_init is None else start
         carry = start if initial_carry is None else initial_carry
-        layer = from_nnx(cell)
         return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
 
 

@@ -97,7 +97,7 @@ HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts af
 
 
 def check_cell(cell: Any, cells: Mapping[type, Stored], hint: str = "") -> None:
-    """Raise InteropError if a cell is of none of these classes or computes with other functions."""
+    """Raise UnknownCell if a cell is of none of these classes or computes with other functions."""
     common.check_class("the cell", cell, cells, "Flax", hint)
     options = dict(gate_fn=common.SIGMOID, activation_fn=common.PHI, residual=[False])
     common.check_options(f"this {type(cell).__name__}", cell, **options)
@@ -137,6 +137,7 @@ def rnn(
     keep_order: bool = False,
     return_carry: bool = True,
     implementation: str = "auto",
+    carry_name: str = "initial_carry",
 ) -> Any:
     """Compute a layer over time as Flax's RNN does: the outputs, or (carry, outputs).
 
@@ -146,6 +147,7 @@ def rnn(
       dtype: of the products, like a cell's `dtype`; None: that of inputs and parameters.
       initial: the carry that a reset sets; None: zeros.
       lengths: (*batch); the carry returned is then that after so many steps.
+      carry_name: what messages call the carry.
     """
     x = common.with_steps("inputs", inputs)
     axis, steps = 0 if time_major else x.ndim - 2, x.shape[:-1]
@@ -155,7 +157,7 @@ def rnn(
         carry = common.as_state(name, carry, pair, (*batch, sizes(layer)[1]))
         return LSTMState(*carry[::-1]) if pair else carry
 
-    carry = ours("initial_carry", carry)
+    carry = ours(carry_name, carry)
     initial = None if initial is None else ours("the cell's carry", initial)
     products = jnp.result_type(x, *jax.tree.leaves(layer)) if dtype is None else dtype
     x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)

@@ -306,7 +306,8 @@ def _step(p: CellParams, carry: Any, a: Any, marks: Marks) -> tuple[Any, Any]:
 
 def _named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> CellParams:
     """Return a layer of what `value` makes of each weight's name, as "layers.0.W", and array."""
-    named = lambda path, leaf: value(f"{name}.{jax.tree_util.keystr(path, simple=True)}", leaf)
+    at = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    named = lambda path, leaf: value(f"{name}.{at(path)}", leaf)
     return jax.tree_util.tree_map_with_path(named, p)
 
 

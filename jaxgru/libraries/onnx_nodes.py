@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,26 +163,39 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     for value in values.values():
         common.check_dtype(f"{at}: its weights", str(value.dtype))
     E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")
-    rows = len(ORDER[op]) * H
-    want = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows), "P": (D, 3 * H)}
+    want = operator_shapes(op, D, E, H)
     have = {what: value.shape for what, value in values.items()}
     check_shapes(at, have, {what: want[what] for what in have})
     fits = lambda fixed: all(attributes.get(name, 0) == value for name, value in fixed.items())
     rows_of_op = {cls: fixed for cls, (name, fixed) in OPERATORS.items() if name == op}
     cls: Any = next(cls for cls, fixed in rows_of_op.items() if fits(fixed))
     cls = cells.PeepholeLSTMParams if cls is cells.LSTMParams and "P" in values else cls
-    B = values.get("B", np.zeros(want["B"], values["W"].dtype))
-    layers: list[cells.CellParams] = []
-    P = values.get("P", [None] * D)
-    for *side, p, each in zip(values["W"], values["R"], B, P, phi, strict=True):
-        others = {} if p is None else dict(p=common.reordered(p, PEEPHOLES, cls.peepholes))
-        layers.append(layer_from_operator(cls, *side, activation=each, clip=clip, **others))
+    values.setdefault("B", np.zeros(want["B"], values["W"].dtype))
+    layers = [
+        layer_from_operator(
+            cls, {what: value[d] for what, value in values.items()}, activation=phi[d], clip=clip
+        )
+        for d in range(D)
+    ]
     return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None)
 
 
+def operator_shapes(op: str, directions: int, E: int, H: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an operator's weights, with the axis for the directions."""
+    rows = len(ORDER[op]) * H
+    shapes = {"W": (rows, E), "R": (rows, H), "B": (2 * rows,), "P": (len(PEEPHOLES) * H,)}
+    return {what: (directions, *shape) for what, shape in shapes.items()}
+
+
 def layer_from_operator(
-    cls: Any, W: np.ndarray, R: np.ndarray, B: np.ndarray, **others: Any
+    cls: Any, weights: Mapping[str, np.ndarray], **options: Any
 ) -> cells.CellParams:
-    """Return the layer of one direction's weights W (G·H, E), R (G·H, H) and B (2·G·H)."""
-    (op, _), (b, c) = OPERATORS[cls], np.split(B, 2)
-    return common.layer_from_weights(cls, ORDER[op], W.T, R.T, b, c, **others)
+    """Return a layer, given the weights of one direction: W, R, B and, with peepholes, P."""
+    op, _ = OPERATORS[cls]
+    b, c = np.split(weights["B"], 2)
+    if hasattr(cls, "peepholes"):
+        P = weights.get("P")
+        options["p"] = None if P is None else common.reordered(P, PEEPHOLES, cls.peepholes)
+    return common.layer_from_weights(
+        cls, ORDER[op], weights["W"].T, weights["R"].T, b, c, **options
+    )

@@ -1,5 +1,6 @@
 """Dropout by its equations, in NumPy; which masks there are, and that they are a whole's parts."""
 
+import dataclasses
 from functools import partial
 
 import chex
@@ -13,6 +14,7 @@ from equations import gru, lstm, mogrifier, numbers
 
 import jaxgru
 from jaxgru import Dropout
+from jaxgru.cells import Cell, struct
 from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, in_two_directions
 
 KEY, F, H = jax.random.key(1), 3, 5
@@ -85,6 +87,39 @@ def test_zoneout(kind, rate, mean):
     np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
     for seen, expected in zip(jax.tree.leaves(end), after, strict=True):
         np.testing.assert_allclose(seen, expected, 1e-12)
+
+
+ZEROS = [0, np.float32(0), np.int64(0), jnp.int32(0)]
+
+
+@pytest.mark.parametrize("of_h", [0.25, jnp.float32(0.25)])
+@pytest.mark.parametrize("of_c", ZEROS, ids=lambda rate: type(rate).__name__)
+def test_a_pair_of_rates_of_any_two_kinds(of_h, of_c):
+    layer, x, carry = problem(jaxgru.init_lstm)
+    run = lambda rates: jaxgru.unroll(
+        layer, x, carry, dropout=Dropout(KEY, rates, "state", "zoneout")
+    )
+    for rates, same in (((of_h, of_c), (0.25, 0.0)), ((of_c, of_h), (0.0, 0.25))):
+        chex.assert_trees_all_close(run(rates), run(same), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.25, (np.float32(0.25), 0), (jnp.float32(0.25), 0)])
+def test_a_dropout_is_exported_and_restored(rate):
+    """With its structure: a rate that is a number, a site and a kind."""
+    layer, x, carry = problem(jaxgru.init_lstm)
+    dropout = Dropout(KEY, rate, "state", "zoneout")
+    run = jax.jit(lambda x, dropout: jaxgru.unroll(layer, x, carry, dropout=dropout))
+    program = jax.export.export(run)(x, dropout).serialize()
+    restored = jax.export.deserialize(program).call
+    chex.assert_trees_all_equal(restored(x, dropout), run(x, dropout))
+
+
+def test_eager_dropout_transfers_nothing_implicitly():
+    layer, x, carry = jax.device_put(problem(jaxgru.init_lstm))
+    dropout = Dropout(KEY, 0.25, "state")
+    for each in (dropout, dropout.replace(first_row=3, first_step=2**31), dropout.replace(rate=0)):
+        with jax.transfer_guard("disallow"):
+            jaxgru.unroll(layer, x, carry, dropout=each)
 
 
 # --- Which masks
@@ -237,6 +272,39 @@ def test_dropped_weights(name):
         np.testing.assert_allclose(d.U, kept / 0.75, rtol=1e-15)
         chex.assert_trees_all_equal(new.replace(U=old.U), old)
     assert len(kept_by_layer) == 4
+
+
+@struct
+class Wrapped(Cell):
+    """A cell of a user's own around a layer, as in the guide."""
+
+    inside: list[Cell]
+    scale: float = dataclasses.field(default=1.0, metadata={"static": True})
+
+    def sizes(self):
+        return self.inside[0].sizes()
+
+    def zero_carry(self, batch_size):
+        return self.inside[0].zero_carry(batch_size)
+
+    def step(self, layout, carry, a):
+        return self.inside[0].step(layout, carry, self.inside[0].inputs(a))
+
+
+def test_weights_drop_in_layers_that_a_cell_wraps():
+    gru, rnn = jaxgru.init_gru(KEY, 33, 33), jaxgru.init_rnn(KEY, 33, 33)
+    twice = Wrapped([Wrapped([gru], 2.0), rnn])
+    dropped = jaxgru.drop_weights(KEY, [twice, gru], 0.25)
+    assert jax.tree.structure(dropped) == jax.tree.structure([twice, gru])
+    wrapper, alone = dropped
+    inner, beside = wrapper.inside
+    masks = [np.asarray(layer.U != 0) for layer in (inner.inside[0], beside, alone)]
+    for mask in masks:
+        assert abs(mask.mean() - 0.75) < 0.05
+    assert (masks[0] != masks[2]).any() and (masks[0][:, :33] != masks[1]).any()
+    assert jaxgru.unroll(dropped, jnp.ones((1, 2, 33)))[0].shape == (1, 2, 33)
+    with pytest.raises(ValueError, match="the layers have no recurrent matrices"):
+        jaxgru.drop_weights(KEY, Wrapped([jaxgru.init_min_gru(KEY, 3, 4)]), 0.25)
 
 
 def test_what_drops_weights_keeps():

@@ -81,6 +81,8 @@ FAULTS = [
     (step, dict(x=np.ones((2, F), int)), "x is int64 (2, 3); it must be floating-point, (B, F)"),
     (step, dict(mask=np.ones((2, 1), bool)), "mask is bool (2, 1); it must be bool (2,)"),
     (step, dict(x=X[0, 0, 0], carry=zeros(H)), "x is float32 (); it must be floating-point, (B, F"),
+    *[(function, dict(x=several), f"x is a {several.__class__.__name__} of arrays; it must be one")
+      for function in (unroll, bidirectional, step) for several in ((X, X), [X_t, X_t], [X_t[0]])],
     # layers
     (unroll, dict(layers=[]), "contains no layers"),
     (unroll, dict(layers=None), "layers is NoneType; it must be one layer"),
@@ -106,6 +108,19 @@ FAULTS = [
      "the layer below it has 8 features per step; layer 1 takes 3"),
     # carry
     (unroll, dict(carry=zeros((3, H))), "the carry's shapes are (3, 4), but"),
+    *[(unroll, dict(x=X, **order, **state), f"; with time_major={other} they would fit.")
+      for order, rows, other in ((dict(), 3, True), (dict(time_major=True), 2, False))
+      for state in (dict(carry=zeros((rows, H))), dict(initial=zeros((rows, H))))],
+    *[(unroll, dict(x=X, lengths=[1] * rows, time_major=time_major),
+       f"one per row: ({5 - rows},); with time_major={not time_major} it would fit.")
+      for time_major, rows in ((False, 3), (True, 2))],
+    (unroll, dict(x=np.ones((5, *X.shape), "f4"), carry=zeros((2, 3, H)), layers=GRU),
+     "the batch (5, 2) need (5, 2, 4); with time_major=True they would fit."),
+    (step, dict(carry=zeros((1, H))), "need (2, 4): one entry per layer"),  # no axis T to exchange
+    *[(unroll, dict(layers=layer, carry=state), f"with the keys 'h'; it must be {kind}, as from")
+      for layer, state, kind in ((GRU, {"h": h}, "an array"), ([GRU], [{"h": h}], "an array"),
+                                 (MLP, {"h": h}, "a tuple"))],
+    (unroll, dict(initial={"h": h}), "initial of a layer is a dict with the keys 'h'; it must"),
     (unroll, dict(layers=[GRU], carry=0.0), "the carry's shapes are (), but"),
     (unroll, dict(x=X[0], carry=zeros((1, H))),
      "the carry's shapes are (1, 4), but these layers and the batch () need (4,)"),
@@ -138,7 +153,8 @@ FAULTS = [
     (unroll, dict(initial=zeros(4, int)), "initial is int64; it must be"),
     (bidirectional, dict(initial=pair), "initial must be a pair, the forward and the backward"),
     # reset, mask, lengths
-    (unroll, dict(reset=zeros((3, 2), bool)), "reset is bool (3, 2); it must be bool (2, 3)"),
+    (unroll, dict(reset=zeros((3, 2), bool)),
+     "reset is bool (3, 2); it must be bool (2, 3), with its axes in the order of x's."),
     (unroll, dict(reset=True), "reset is bool (); it must be bool (2, 3)"),
     (unroll, dict(reset=np.full((2, 3), 0.5)), "reset contains 0.5; it must be bool, or numbers"),
     (step, dict(reset=[True, False, True]), "reset is bool (3,); it must be bool (2,)"),

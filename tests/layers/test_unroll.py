@@ -272,6 +272,14 @@ def test_export_of_a_gradient_with_a_symbolic_batch():
         chex.assert_trees_all_close(again(layer, x), gradient(layer, x), rtol=1e-12)
 
 
+def test_export_of_a_lookup():
+    layer, run = stack_of("gru", 1)[0], lambda layer, x: jaxgru.unroll(layer, x)
+    x = jaxgru.cells.Lookup(random_like(np.zeros((7, F)), 1), np.arange(10).reshape(2, 5) % 7)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
+    again = exported(run, layer, shapes)
+    chex.assert_trees_all_close(again(layer, x), run(layer, x), rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_export_of_a_model_with_symbolic_sizes():
     """`apply` and `step`; few tokens, and more than the vocabulary."""

@@ -332,6 +332,22 @@ def test_our_layers_are_modules(library, weights):
     assert same_bits(module.layer(), weights)
 
 
+@pytest.mark.parametrize("library", MODULES)
+def test_weights_of_a_module_drop(library):
+    """Those of Flax's, which hold arrays by name, through their method `layer`."""
+    module, x = MODULES[library](STACK), normal(3, 5, 4, dtype=np.float32)
+    dropped = jaxgru.drop_weights(KEY, module.layer(), 0.5)
+    assert all(0.3 < (p.U == 0).mean() < 0.7 for p in dropped)
+    assert not same_bits(jaxgru.unroll(dropped, x), module(x))
+    if library == "equinox":
+        assert same_bits(jaxgru.drop_weights(KEY, module, 0.5).layers, dropped)
+        return
+    params = nnx.state(module) if library == "nnx" else module.variables
+    for what in (module, params):
+        with pytest.raises(ValueError, match=r"contains no jaxgru layers; .* method layer\(\) of"):
+            jaxgru.drop_weights(KEY, what, 0.5)
+
+
 GRU, GRU_AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
 after, second = "GRU.* whose reset gate acts after the product", layer("gru after, second bias")
 state_of_nnx = jax.jit(lambda p: nnx.state(flax_nnx.to_nnx(p)))

@@ -130,7 +130,6 @@ def of_shapes(**shapes):
 
 
 test_refusals = refused(
-    (drawn(lambda: hk.VanillaRNN(6), X, H), "VanillaRNN; it must be one of Haiku's GRU, LSTM"),
     (drawn(lambda: hk.ResetCore(gru()), (X, DONES.T), H), r"should_reset has shape \(3, 5\)"),
     (drawn(gru, X, H[:2]), r"initial_state has shape \(2, 6\); it must be \(3, 6\)"),
     (drawn(lambda: hk.LSTM(6), X, H), r"must be a pair of arrays \(3, 6\), as an LSTM has"),

@@ -92,6 +92,10 @@ def test_another_cell_name_and_start():
         return ScannedRNN(start).apply({"params": {"any": params}}, carry, (x, dones))
 
     same_numbers(ours, theirs, params, carry, x)
+    with_cell = ScannedRNN(start(H)).apply({"params": {"any": params}}, carry, (x, dones))
+    assert same_bits(with_cell, ours(params, carry, x))
+    of_cell, of_class = (ScannedRNN.initialize_carry(B, H, cell) for cell in (start(H), start))
+    assert same_bits(of_cell, of_class)
     new = ScannedRNN(start, cell_name="mine").init(jax.random.key(0), carry, (x, dones))
     assert list(new["params"]) == ["mine"]
 
@@ -127,14 +131,12 @@ of_rnn = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
 
 
 test_refusals = refused(
-    (lambda: drawn(RNN(nn.LSTMCell(6, activation_fn=nn.elu)), X), "activation_fn=elu; it"),
-    (of_rnn(H0, (X, DONES), cell=partial(nn.GRUCell, gate_fn=nn.hard_sigmoid)), "gate_fn=har"),
-    (lambda: drawn(RNN(nn.SimpleCell(6, residual=True)), X), "SimpleCell has residual=True"),
-    (of_rnn(H0, (X, DONES), cell=nn.MGUCell), "MGUCell; it must be one of Flax's GRU"),
     *((call, r"of this GRUCell: the tensor") for call in of_another(nn.LSTMCell(6))),
     *((call, "it must be|need") for call in of_another(nn.GRUCell(5))),
     (of_rnn({"h": H0}, (X, DONES)), "the carry is dict; it must be an"),
-    (of_rnn(H0, (X, DONES), cell=nn.LSTMCell), "initial_carry must be a pair of arr"),
+    (of_rnn(H0, (X, DONES), cell=nn.LSTMCell), r"has 1 array; .* LSTMCell has 2, as ScannedRNN.in"),
+    (of_rnn((H0, H0), (X, DONES)), "the carry has 2 arrays; that of this GRUCell has 1, as Scan"),
+    (of_rnn(H0[:2], (X, DONES)), r"the carry has shape \(2, 6\); it must be \(3, 6\)"),
     (of_rnn(H0, (X, None)), "resets is NoneType; it must be an array"),
     (of_rnn(H0, (X, DONES.T)), r"reset has shape \(3, 5\); it must be"),
     (lambda: drawn(GRU, X, initial_carry=H0[:2]), r"initial_carry has shape \(2, 6\); it must"),

@@ -211,7 +211,6 @@ def of_another_kind():
 
 
 test_refusals = refused(
-    (lambda: rnn("LSTMCell", activation_fn=jax.nn.elu)(X), "activation_fn=elu; it must be"),
     (lambda: from_nnx(type("Own", (gru,), {})(2, 3, rngs=nnx.Rngs(0))), "Own; .* not a sub"),
     (lambda: from_nnx(layer("gru")), "ResetBeforeGRUParams; .*libraries.flax_nnx.Layer"),
     (lambda: rnn()(X, reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),

@@ -14,6 +14,7 @@ import jax
 from jaxgru.cells import CELLS, CellParams, sizes
 from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError, shown
+from jaxgru.layers.dropout import has_recurrent_weights
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.config.fields import (
     ConfigError,
@@ -305,7 +306,7 @@ class Config:
             )
         model, streams = self.model, self.data.batches == "streams"
         plateau = self.training.schedule == "plateau"
-        can_drop = not self.training.weight_drop or model.layer_shapes().recurrent
+        can_drop = not self.training.weight_drop or has_recurrent_weights(model.layer_shapes())
         for name, useful, of in (
             ("between_dropout", model.num_layers > 1, "more than one layer"),
             ("weight_drop", can_drop, "cells with recurrent matrices"),

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxgru.cells import CellParams, sizes
+from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
 from jaxgru.libraries.onnx_graph import B, Graph, T
-from jaxgru.libraries.onnx_nodes import layer_from_operator, parsed
+from jaxgru.libraries.onnx_nodes import OPERATORS, layer_from_operator, operator_shapes, parsed
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_bytes
@@ -67,9 +68,12 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         if not has_operator(p):
             weights = {name: array(at + name, *leaf.shape) for name, leaf in flatten(p).items()}
             return unflatten(p, weights)
-        rows = len(p.gates) * H
-        W, R = array(f"{at}W", 1, rows, E), array(f"{at}R", 1, rows, H)
-        made = layer_from_operator(type(p), W[0], R[0], array(f"{at}B", 1, 2 * rows)[0])
+        op, _ = OPERATORS[type(p)]
+        shapes = operator_shapes(op, 1, E, H)
+        if getattr(p, "p", None) is None:
+            del shapes["P"]
+        stored_weights = {what: array(at + what, *shape)[0] for what, shape in shapes.items()}
+        made = layer_from_operator(type(p), stored_weights, **options_of(p))
         return made.replace(c=None) if getattr(p, "c", made) is None else made
 
     def read(like: Params) -> dict[str, np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 from against import randomized
 from conftest import NODE_MODULES, needs_web
-from random_models import random_params
+from random_models import random_params, same_bits
 
 import jaxgru
+from jaxgru.cells import CELLS, Cell, struct
+from jaxgru.cells.contract import options_of_cell
 from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load, load_config
+from jaxgru.lm.config.fields import ConfigError
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
@@ -155,6 +160,62 @@ def test_metadata_are_those_of_a_safetensors_file(saved, tmp_path):
     seen = onnxruntime.InferenceSession(saved).get_modelmeta().custom_metadata_map
     assert seen == expected
     assert find_model(saved).text_sha256() == expected["text_sha256"] == TINY_SHAKESPEARE_SHA256
+
+
+VALUES = dict(
+    context_length=[2], rank=[2], num_blocks=[1, 2], proj_size=[0, 3], layer_norm=[False, True],
+    second_bias=[False, True], reset_gate=["before", "after"], activation=["tanh", "relu"],
+)  # fmt: skip
+"""Of each option that decides how a layer computes, values to try."""
+
+
+def every_option(cell):
+    """The models of a cell with all options that go together."""
+    fields = [name for name in VALUES if name in options_of_cell(cell)]
+    for values in itertools.product(*map(VALUES.get, fields)):
+        with contextlib.suppress(ConfigError):
+            yield ModelConfig(cell, **SIZES, **dict(zip(fields, values, strict=True)))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_with_every_option_goes_there_and_back(cell, path):
+    number = 0
+    for model in every_option(cell):
+        params = random_params(model)
+        save_onnx(path, params, Config("m", model), CharacterTokenizer("abcd\n"))
+        read, config, _ = load_onnx(path)
+        assert same_bits(read, params) and config.model == model
+        number += 1
+    assert number
+
+
+def test_layers_that_a_cell_wraps_go_there_and_back(path, monkeypatch):
+    """Their weights have paths of several names."""
+
+    @struct
+    class Wrapped(Cell):
+        layer: Cell
+
+        def sizes(self):
+            return self.layer.sizes()
+
+        def zero_carry(self, batch_size):
+            return self.layer.zero_carry(batch_size)
+
+        def inputs(self, x):
+            return self.layer.inputs(x)
+
+        def step(self, layout, carry, a):
+            return self.layer.step(layout, carry, a)
+
+    def init_wrapped(key, in_features, hidden_dim, *, dtype=jnp.float32):
+        return Wrapped(jaxgru.init_lstm(key, in_features, hidden_dim, dtype=dtype))
+
+    monkeypatch.setitem(CELLS, "wrapped", init_wrapped)
+    model = ModelConfig("wrapped", **SIZES)
+    params = random_params(model)
+    save_onnx(path, params, Config("m", model), CharacterTokenizer("abcd\n"))
+    assert same_bits(load_onnx(path)[0], params)
 
 
 def _tensor(**changes):
