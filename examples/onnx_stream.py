@@ -29,9 +29,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from jaxgru import UserError, lm
+from jaxgru import UserError
 from jaxgru.lm.data.units import encode_text, end_token, units_of
 from jaxgru.lm.formats.onnx import save_onnx
+from jaxgru.lm.generation import default_prompt
+from jaxgru.lm.load import find_model
 
 PAGE = Path(__file__).with_name("onnx_page.html")
 
@@ -67,7 +69,8 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--model", default="astra_beta", help="name, run or file (%(default)s)")
-    add("--prompt", help="text to continue ('ROMEO: '; of a model of units, none)")
+    add("--prompt", help="text to continue (as of jaxgru sample: 'ROMEO: ', a newline or a letter; "
+        "of a model of units, none)")  # fmt: skip
     add("--num-tokens", type=int, default=1000, metavar="N",
         help="characters to write (%(default)s)")  # fmt: skip
     add("--temperature", type=float, default=0.8, metavar="N",
@@ -83,13 +86,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "model.onnx"
         try:
-            params, config, tokenizer = lm.load(arguments.model)
+            model = find_model(arguments.model)
+            params, config, tokenizer = model.load()
             if config.data.tokenizer != "characters":
                 raise UserError(f"{arguments.model} is not a character model.")
             unit = config.data.unit
             prompt = arguments.prompt
             if prompt is None:
-                prompt = "" if unit else "ROMEO: "
+                prompt = "" if unit else default_prompt(model.text_sha256(), tokenizer)
             read = units_of(prompt, unit)[-1] if unit else prompt  # from a zero state
             tokens, _ = encode_text(tokenizer, read, unit)  # which says what it does not know
             if not len(tokens):

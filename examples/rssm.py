@@ -21,7 +21,9 @@ It needs Optax and Matplotlib: `pip install optax matplotlib`.
 """
 
 import argparse
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -210,8 +212,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.updates < 1:
         parser.error("--updates must be above 0.")
-    if options.figure and not options.figure.endswith((".svg", ".png")):
-        parser.error(f"--figure is {options.figure}; it must end in .svg or .png.")
+    if not 0 <= options.seed < 2**32:
+        parser.error("--seed must be from 0 to 2³² − 1.")
+    if options.figure is not None:
+        if not options.figure.endswith((".svg", ".png")):
+            parser.error(f"--figure is {options.figure}; it must end in .svg or .png.")
+        if not os.access(Path(options.figure).parent, os.W_OK):
+            parser.error(f"--figure is {options.figure}, and no file can be created there.")
     keys = jax.random.split(jax.random.key(options.seed), 3)
     params = train(keys[0], options.updates)
 

@@ -81,6 +81,7 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
                 if not (isinstance(question, dict) and "prompt" in question):
                     raise UserError('the question must be like {"prompt": "ROMEO: "}.')
                 prompt, after = question.pop("prompt"), question.pop("after", None)
+                str(prompt).encode()  # half a surrogate pair, which JSON can hold, is no text
                 if type(after) not in (int, type(None)):
                     raise UserError(f"after is {after!r}; it must be a number that State gave.")
                 if unknown := question.keys() - names:
@@ -96,7 +97,7 @@ def server_of(model: str, port: int) -> ThreadingHTTPServer:
             self.begin(200, "text/plain", State=state)
             try:
                 for piece in text:
-                    self.wfile.write(piece.encode(errors="surrogateescape"))
+                    self.wfile.write(piece.encode())
                     self.wfile.flush()
             except ConnectionError:
                 return  # the reader has gone, so nothing more is generated

@@ -23,6 +23,7 @@ from random_models import lines_model
 
 import jaxgru
 from jaxgru import lm
+from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.generation import Options
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -87,6 +88,8 @@ def test_help_begins_with_what_the_example_does(path, monkeypatch, capsys):
         ("recurrent_ppo", ["--delay", 128], "must be above --delay, or no episode ends"),
         ("rssm", ["--updates", 0], "--updates must be above 0."),
         ("rssm", ["--figure", "ball.jpeg"], "--figure is ball.jpeg; it must end in .svg or"),
+        ("rssm", ["--figure", "no/ball.svg"], "and no file can be created there"),
+        ("rssm", ["--seed", 2**32], "--seed must be from 0 to 2³² − 1."),
         ("r2d2", ["--burn-in", 0], "--burn-in must be above 0."),
         ("r2d2", ["--learned", 996], "--learned and --burn-in must be below 996 together"),
         ("fine_tuning", ["--text", "missing.txt"], "missing.txt"),
@@ -367,6 +370,15 @@ class TestOnnxStream:
             "--num-tokens", 30, "--temperature", 1e-4,
         )  # fmt: skip
         assert out == f"{wanted}\n"
+
+    def test_it_begins_as_jaxgru_sample_does(self, monkeypatch, capsys, tmp_path):
+        """A model of another text may know no character of the default prompt."""
+        config = lm.Config(model=lm.ModelConfig(vocab_size=2, hidden_dim=3))
+        params = lm.init(jax.random.key(0), config.model)
+        path = tmp_path / "m.safetensors"
+        lm.save(path, params, config, CharacterTokenizer("ab"))
+        out = run(monkeypatch, capsys, "onnx_stream", "--model", path, "--num-tokens", 3)
+        assert len(out) == 5 and out[0] == "a"
 
     @pytest.mark.parametrize("prompt", [[], ["--prompt", "ab\r\nc"]])
     def test_a_line_ends_where_jaxgru_ends_it(self, monkeypatch, capsys, tmp_path, prompt):

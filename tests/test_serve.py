@@ -86,6 +86,7 @@ def test_of_a_model_of_lines_each_text_is_one(tmp_path):
         (b'{"prompt": "a", "haste": 1}', "there is no field 'haste', only ['last_token_only', "),
         (b"{}", "must be like"),
         (b"[]", "must be like"),
+        (rb'{"prompt": "\ud83d"}', "surrogates not allowed"),
         (b"ROMEO", "Expecting value"),
     ],
 )

@@ -20,9 +20,9 @@ from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subj
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model, write_output
 from jaxgru.errors import UserError, counted, needs, printable
-from jaxgru.lm.config import Config, load_config, override
+from jaxgru.lm.config import Config, DataConfig, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
-from jaxgru.lm.data.dataset import Dataset, load_dataset
+from jaxgru.lm.data.dataset import Dataset, load_dataset, reads_newlines
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
@@ -131,7 +131,7 @@ def check(parser: Parser, arguments: Namespace) -> None:
 def _counted(arguments: Namespace) -> tuple[NGram, Config, Tokenizer, Corpus | Dataset]:
     """Return an n-gram model, its config and tokenizer, and the text to evaluate it on."""
     config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-    text = _another_text(arguments, dataset.tokenizer, "") or dataset
+    text = _another_text(arguments, config.data, dataset.tokenizer, "") or dataset
     model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, arguments.ngram, dataset.end)
     return model, config, dataset.tokenizer, text
 
@@ -143,7 +143,7 @@ def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | 
     if arguments.dynamic and config.data.unit:
         raise UserError("--dynamic reads a text as one stream, not in units (data.unit).")
     sha256 = found.text_sha256()
-    if (text := _another_text(arguments, tokenizer, sha256)) is not None:
+    if (text := _another_text(arguments, config.data, tokenizer, sha256)) is not None:
         return params, config, tokenizer, text
     if not sha256:
         raise UserError(
@@ -157,7 +157,9 @@ def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | 
     return params, config, tokenizer, dataset
 
 
-def _another_text(arguments: Namespace, tokenizer: Tokenizer, sha256: str) -> Corpus | None:
+def _another_text(
+    arguments: Namespace, data: DataConfig, tokenizer: Tokenizer, sha256: str
+) -> Corpus | None:
     """Return the text that --text names; None: there is none, or it is the model's own."""
     place = arguments.text
     if place is None:
@@ -167,8 +169,12 @@ def _another_text(arguments: Namespace, tokenizer: Tokenizer, sha256: str) -> Co
         return None
     if arguments.validation is not None:
         raise UserError("--validation goes with the model's own text; --text is another.")
-    encoding = arguments.encoding or "utf-8"
-    return load_corpus(place, encoding=encoding, reads_bytes=tokenizer.reads_bytes)
+    return load_corpus(
+        place,
+        encoding=arguments.encoding or "utf-8",
+        reads_bytes=tokenizer.reads_bytes,
+        newlines=reads_newlines(data, tokenizer),
+    )
 
 
 def _whole(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:

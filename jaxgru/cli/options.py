@@ -32,6 +32,7 @@ with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
     Formatter.group_name_formatter = str  # not str.title
     Formatter.help_markup = Formatter.text_markup = False
 
+NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-inf$|-nan$", re.IGNORECASE)
 METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", bool: "{true,false}", Path: "FILE"}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how JAX's errors of that kind begin
 
@@ -55,6 +56,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.examples = examples
+        self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own lacks -5e-1 and -inf
         self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
         self.register("type", None, _not_empty)
         self.register("type", Path, lambda text: Path(_not_empty(text)))
@@ -78,7 +80,8 @@ class Parser(argparse.ArgumentParser):
         for word in sys.argv[1:] if args is None else args:
             name, equals, value = word.partition("=")
             option = declared.get(name.replace("_", "-"))
-            if option is None and re.fullmatch(r"--?[A-Za-z]\S*", name):
+            is_number = NEGATIVE_NUMBER.match(word)
+            if option is None and not is_number and re.fullmatch(r"--?[A-Za-z]\S*", name):
                 meant = nearest(name, declared.values(), "--help lists the options")
                 self.error(f"there is no option {name}; {meant}.")
             words.append(option + equals + value if option else word)

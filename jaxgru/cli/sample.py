@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
 from jaxgru.errors import UserError, check_whole, needs, shown
 from jaxgru.lm import processors
 from jaxgru.lm.config import load_config
-from jaxgru.lm.data.dataset import load_dataset
-from jaxgru.lm.data.sources import read_text
+from jaxgru.lm.data.dataset import load_dataset, reads_newlines
+from jaxgru.lm.data.sources import read_text, with_newlines
 from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.data.tokenizers.base import check_utf_8
 from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
@@ -107,7 +112,8 @@ def main() -> None:
     for option in ("--stateless", "--compare", "--epoch", *of_logits):
         if arguments.ngram is not None and value_of(option) not in (None, False):
             parser.error(f"an n-gram model has no state, epochs or logits; leave out {option}.")
-    if arguments.exempt is not None and not any(map(value_of, PENALTIES)):
+    has_penalty = any(value_of(option) is not None for option in PENALTIES)
+    if arguments.exempt is not None and not has_penalty:
         parser.error(f"--exempt is for {', '.join(PENALTIES)}; give one of them, too.")
     values = ((kind, value_of(option)) for option, kind, _ in PROCESSORS)
     asked = tuple(kind(value) for kind, value in values if value is not None)
@@ -124,20 +130,26 @@ def main() -> None:
         trained = trained_model(arguments, DEFAULT)
         model, config, tokenizer = trained.load(arguments.epoch)
         text_sha256 = trained.text_sha256()
-    unit, prompt = config.data.unit, arguments.prompt
+    unit = config.data.unit
+    newlines = reads_newlines(config.data, tokenizer)
+    as_read = with_newlines if newlines else str  # typed texts, too, are like the model's own
     if arguments.exempt is not None:
-        exempt = tokenizer.encode(arguments.exempt)
+        exempt = exempt_tokens(tokenizer, as_read(arguments.exempt))
         asked = tuple(processors.Exempt(processor, exempt) for processor in asked)
-    options = dataclasses.replace(options, unit=unit, logits_processor=asked)
+    stop = [as_read(end) for end in options.stop]
+    options = dataclasses.replace(options, unit=unit, stop=stop, logits_processor=asked)
     if arguments.prompts is not None:
-        prompts = read_prompts(arguments.prompts, arguments.encoding or "utf-8")
-        texts = generate_texts(model, tokenizer, prompts, options, arguments.num_samples)
-        numbered = ((i % len(prompts), text) for i, text in enumerate(texts))
-        records = ({"line": i + 1, "prompt": prompts[i], "text": text} for i, text in numbered)
+        prompts = read_prompts(arguments.prompts, arguments.encoding or "utf-8", newlines)
+        read = [as_read(prompt) for prompt in prompts.values()]
+        texts = generate_texts(model, tokenizer, read, options, arguments.num_samples)
+        lines = zip(itertools.cycle(prompts.items()), texts, strict=False)
+        records = ({"line": n, "prompt": prompt, "text": text} for (n, prompt), text in lines)
         dumped = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_output(arguments.output, dumped)
         return
-    if prompt is None:
+    if arguments.prompt is not None:
+        prompt = as_read(arguments.prompt)
+    else:
         prompt = "" if unit else default_prompt(text_sha256, tokenizer)
     if arguments.compare and isinstance(model, Params):
         print_comparison(model, tokenizer, prompt, options)
@@ -151,23 +163,49 @@ def main() -> None:
         print()
 
 
-def read_prompts(place: str, encoding: str) -> list[str]:
-    """Return the lines of a file or, of a .jsonl file, the `prompt` in each."""
-    lines = split_units(read_text(place, encoding).text, "line")
+def exempt_tokens(tokenizer: Tokenizer, text: str) -> Int[np.ndarray, "N"]:
+    """Return the tokens of --exempt. Raises UserError where the vocabulary lacks some of it."""
+    tokens = tokenizer.encode(text)
+    unknown = tokenizer.unknown
+    if unknown is not None and unknown in tokens:
+        named = tokenizer.pieces[unknown].strip()
+        if unknown in tokenizer.encode(text.replace(named, "")):
+            raise UserError(
+                f"--exempt is {shown(text)}, some of which the model's vocabulary lacks, so that "
+                f"{named} would be exempt; leave that out."
+            )
+    return tokens
+
+
+def read_prompts(place: str, encoding: str, newlines: bool = True) -> dict[int, str]:
+    """Return the lines of a file or, of a .jsonl file, the `prompt` in each, by line number.
+
+    Blank lines of a .jsonl file are left out. `newlines` is as for `read_text`.
+    """
+    text = read_text(place, encoding, newlines=newlines).text
+    lines = dict(enumerate(split_units(text, "line"), 1))
     if ".jsonl" not in Path(place).suffixes:  # which may end in .gz
         return lines
-    prompts = []
-    for number, line in enumerate(lines, 1):
+    prompts = {}
+    for number, line in lines.items():
+        if not line.strip():
+            continue
         try:
             prompt = json.loads(line)["prompt"]
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, RecursionError):
             prompt = None
         if not isinstance(prompt, str):
             raise UserError(
                 f"line {number} of {place} is {shown(line)}; it must be a JSON object whose prompt "
                 'is a string, such as {"prompt": "ROMEO:"}.'
             )
-        prompts.append(prompt)
+        try:
+            check_utf_8(prompt)
+        except UserError as error:
+            raise UserError(f"line {number} of {place}: {error}") from error
+        prompts[number] = prompt
+    if not prompts:
+        raise UserError(f'{place} has no prompts; it must have lines like {{"prompt": "ROMEO:"}}.')
     return prompts
 
 

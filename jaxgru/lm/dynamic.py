@@ -27,7 +27,15 @@ from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, check_whole, counted
 from jaxgru.lm.arguments import check_number
 from jaxgru.lm.data.batching import as_text, windows
-from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
+from jaxgru.lm.model import (
+    ModelCarry,
+    Params,
+    apply,
+    check_params,
+    initial_carry,
+    on_device,
+    token_nll,
+)
 
 CHOSEN_ON = 2**13  # tokens at the end of the training text, which suffice to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)
@@ -114,6 +122,7 @@ def _segments(
 
     It is predicted before its gradient updates anything, so the padding reaches no loss.
     """
+    check_params(params)
     tokens = as_text(tokens, len(params.embedding))
     return *windows(jnp.asarray(tokens), every, 1), len(tokens) - 1
 

@@ -60,11 +60,12 @@ def window_nll(
     Raises UserError for a window below 1, and for tokens that are fewer than two, not one sequence
     of integers, or outside the vocabulary.
     """
+    params = on_device(params)
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
     window = min(check_whole("window", window), n)
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
-    params, batches = on_device(params), windows(jnp.asarray(tokens), window, batch_size)
+    batches = windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
         nll = batches_nll(one_copy(params, mesh), *batches, end=end)
     else:
@@ -92,10 +93,11 @@ def stream_nll(
 
     Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
     """
+    params = on_device(params)
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
     pieces = windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1)
-    nll = batches_nll(on_device(params), *pieces, end=end, keep=True)
+    nll = batches_nll(params, *pieces, end=end, keep=True)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -107,8 +109,9 @@ def lines_nll(
     The longest lines make the first batch. All batches of a length have the same number of rows,
     so one program computes them. Raises UserError if a token is outside the vocabulary.
     """
+    params = on_device(params)
     as_sequence("tokens", np.concatenate(lines), len(params.embedding))
-    params, nats = on_device(params), [np.empty(0)] * len(lines)
+    nats = [np.empty(0)] * len(lines)
     lengths = [max(len(line) - 1, 0) for line in lines]
     left = sorted(filter(lengths.__getitem__, range(len(lines))), key=lambda i: -lengths[i])
     while left:

@@ -21,8 +21,9 @@ from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
+from jaxgru.lm.data.tokenizers.base import check_utf_8
 from jaxgru.lm.data.units import end_of, end_token, units_of
-from jaxgru.lm.model import ModelCarry, Params, initial_carry, step
+from jaxgru.lm.model import ModelCarry, Params, check_params, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import as_processors, check_sampling, generate
 
@@ -209,6 +210,8 @@ class _Prompt(NamedTuple):
 
 
 def _check(model: Params | NGramModel, tokenizer: Tokenizer, options: Options) -> None:
+    if not isinstance(model, NGramModel):
+        check_params(model)
     if isinstance(model, Params) and tokenizer.vocab_size != (V := len(model.embedding)):
         has = counted(tokenizer.vocab_size, "token")
         raise UserError(f"the tokenizer has {has}, but the model has {V:,}.")
@@ -229,6 +232,8 @@ def _check(model: Params | NGramModel, tokenizer: Tokenizer, options: Options) -
 
 def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) -> _Prompt:
     check_string("the prompt", prompt)
+    if not tokenizer.reads_bytes:  # an argument's bytes that are no UTF-8 are such halves
+        check_utf_8(prompt)
     unit_end, stop = end_token(tokenizer, options.unit), options.stop
     before, text, begins = [], prompt, []
     if unit_end is not None:

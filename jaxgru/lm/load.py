@@ -10,7 +10,7 @@ from jaxgru.errors import UserError, nearest
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of, format_to_write
-from jaxgru.lm.model import Params
+from jaxgru.lm.model import Params, check_params
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
 from jaxgru.lm.runs.folders import find_run, load_info
 
@@ -106,4 +106,5 @@ def save(
     package is not installed; and OSError where the file cannot be written, which leaves an older
     one untouched.
     """
+    check_params(params)
     format_to_write(path).save(path, params, config, tokenizer, text_sha256)

@@ -23,6 +23,7 @@ from jaxgru.cells.layer_norm import layer_norm as of_cell
 from jaxgru.cells.products import dot, matmul, round_weights, rows
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
+from jaxgru.errors import UserError, type_name
 from jaxgru.layers.api import initial_carry as carry_of_layers
 from jaxgru.layers.api import step as step_of_layers
 from jaxgru.layers.api import unroll
@@ -111,7 +112,11 @@ def shapes(config: ModelConfig) -> Params:
 
 
 def num_params(params: Params) -> int:
-    """Return the number of trainable parameters: all entries of all arrays."""
+    """Return the number of trainable parameters: all entries of all arrays.
+
+    Raises UserError where they are not a model's.
+    """
+    check_params(params)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
@@ -131,8 +136,10 @@ def round_model(params: Params, dtype: DTypeLike) -> Params:
 
     Products with them then take operands of that dtype and return the biases' dtype, which is also
     the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup; a
-    head that is tied to it becomes an array of its own.
+    head that is tied to it becomes an array of its own. Raises UserError where they are not a
+    model's.
     """
+    check_params(params)
     head = dataclasses.replace(params.head, Wo=params.Wo)
     layers, head = (round_weights(part, dtype) for part in (params.layers, head))
     return dataclasses.replace(params, layers=layers, head=head)
@@ -142,8 +149,9 @@ def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
     """Return the state before the first token: zeros, a tuple with one entry per layer.
 
     An entry is h (B, H), or (h, c) for an LSTM, or for an MLP h and its last K − 1 inputs
-    (B, K − 1, E). Raises as `jaxgru.initial_carry`.
+    (B, K − 1, E). Raises as `jaxgru.initial_carry`, and UserError where `params` are not a model's.
     """
+    check_params(params)
     return carry_of_layers(params.layers, batch_size)
 
 
@@ -234,8 +242,21 @@ def stepper(
     return step
 
 
+def check_params(params: object) -> None:
+    """Raise UserError unless a value is a model's parameters."""
+    if not isinstance(params, Params):
+        raise UserError(
+            f"params is {type_name(params)}; it must be a jaxgru.lm.Params, such as lm.init "
+            "returns, or the first of the three values that lm.load returns."
+        )
+
+
 def on_device(params: Params) -> Params:
-    """Return the parameters as JAX arrays; a caller may pass NumPy arrays."""
+    """Return the parameters as JAX arrays; a caller may pass NumPy arrays.
+
+    Raises UserError where they are not a model's.
+    """
+    check_params(params)
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
         return params  # faster than rebuilding the tree
     return jax.tree.map(partial(as_jax, "a parameter"), params)

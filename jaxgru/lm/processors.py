@@ -21,7 +21,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.lm.arguments import as_tokens, check_number, check_tokens
 
-MOST = 1e38  # a penalty that float32 holds
+MOST = 1e6
+"""The largest penalty. With all counts and temperatures, the logits stay finite in float32."""
 Processor: TypeAlias = Callable[[Float[Array, "B V"], Int[Array, "B V"]], Float[Array, "B V"]]
 
 
@@ -36,19 +37,18 @@ class RepetitionPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        finite = lambda x: 0 < x <= MOST
-        check_number(
-            "repetition_penalty", self.penalty, finite, f"a finite number above 0, at most {MOST:g}"
-        )
+        in_range = lambda x: 1 / MOST <= x <= MOST
+        wanted = f"a number from {1 / MOST:g} to {MOST:g}"
+        check_number("repetition_penalty", self.penalty, in_range, wanted)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
         return jnp.where(counts > 0, penalised, logits)
 
 
-def _check_finite(name: str, penalty: float) -> None:
-    finite = lambda x: abs(x) <= MOST
-    check_number(name, penalty, finite, f"a finite number, at most {MOST:g} in size")
+def _check_size(name: str, penalty: float) -> None:
+    in_range = lambda x: abs(x) <= MOST
+    check_number(name, penalty, in_range, f"a number from {-MOST:g} to {MOST:g}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FrequencyPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        _check_finite("frequency_penalty", self.penalty)
+        _check_size("frequency_penalty", self.penalty)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return logits - self.penalty * counts.astype(logits.dtype)
@@ -78,7 +78,7 @@ class PresencePenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        _check_finite("presence_penalty", self.penalty)
+        _check_size("presence_penalty", self.penalty)
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         return jnp.where(counts > 0, logits - self.penalty, logits)

@@ -50,6 +50,14 @@ def test_a_unit_alone_has_escapes_typed_as_the_help_shows_them(tmp_path, capsys)
     assert r"(default: '\n\n')" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("value", ["-5e-1", "-.5", "-1E3", "-inf", "-Inf", "-nan", "-2"])
+def test_a_negative_number_is_a_value(value):
+    parser = Parser(None)
+    parser.add_argument("--penalty", type=float)
+    for words in (["--penalty", value], [f"--penalty={value}"]):
+        assert str(parser.parse_args(words).penalty) == str(float(value))
+
+
 @pytest.mark.parametrize("name", config_names())
 def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, monkeypatch, capsys):
     """Given as options to another config, they make this one of it."""

@@ -30,9 +30,16 @@ import jaxgru
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.evaluate import write_table
+from jaxgru.errors import shown
 from jaxgru.lm import processors
 from jaxgru.lm.config import Config, DataConfig, ModelConfig
-from jaxgru.lm.data.tokenizers import TOKENIZERS, ByteTokenizer, CharacterTokenizer, Tokenizer
+from jaxgru.lm.data.tokenizers import (
+    TOKENIZERS,
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
 from jaxgru.lm.evaluation import stream_nll
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.generation import Options, generate_texts
@@ -271,7 +278,8 @@ class TestEvaluate:
             numbers = nats.sum(), len(nats), nats.mean()
             assert [float(cell) for cell in row[1:4]] == pytest.approx(numbers, rel=1e-5)
         mean = np.concatenate(expected).mean()
-        assert done.out == f"4 lines of the file lines.txt: 25 tokens, {mean:.4f} nats per token\n"
+        name = r"the file lines.txt (line ends as on Windows or old Macs, read as \n)"
+        assert done.out == f"4 lines of {name}: 25 tokens, {mean:.4f} nats per token\n"
 
     def test_a_table_reads_back(self, tmp_path):
         rows = [["1", "\r", "0.5"], ["2", "\n", "1"], ["3", 'a, "b"', "2"]]
@@ -371,10 +379,68 @@ class TestSample:
         model = jaxgru.lm.load(tmp_path / "m.safetensors")[0]
         texts = generate_texts(model, tokenizer, prompts, Options(12, unit="\n\n"))
         assert [record["text"] for record in records] == [*texts]
-        for line in ("", "a", "3", "[]", '{"prompt": 3}', '{"text": "a"}'):
+        for line in ("a", "[" * 10**5, "3", "[]", '{"prompt": 3}', '{"text": "a"}'):
             (tmp_path / "p.jsonl").write_text(f"{lines[1]}\n{line}\n{lines[1]}")
             done = script(*sample, "p.jsonl")
-            assert done.code == 2 and f"line 2 of p.jsonl is {line!r}; it must" in done.err
+            assert done.code == 2 and f"line 2 of p.jsonl is {shown(line)}; it must" in done.err
+
+    def test_blank_lines_of_a_json_file_are_no_prompts(self, script, tiny_run, tmp_path):
+        """A record names the line that its prompt is in."""
+        (tmp_path / "p.jsonl").write_text('\n{"prompt": "east"}\n \t\n\n{"prompt": "R"}\n\n')
+        sample = "sample", tiny_run, "--num-tokens", 5, "--prompts", "p.jsonl"
+        records = [json.loads(line) for line in script(*sample).out.splitlines()]
+        assert [(record["line"], record["prompt"]) for record in records] == [(2, "east"), (5, "R")]
+        (tmp_path / "p.jsonl").write_text("\n\n")
+        assert "p.jsonl has no prompts; it must have" in script(*sample).err
+
+    @pytest.mark.parametrize("tokenizer", [
+        CharacterTokenizer("\ufffdab", unknown=0), WordTokenizer([" <unk>", "\n", " ", "a"]),
+        ByteTokenizer(),
+    ], ids=lambda tokenizer: tokenizer.kind)  # fmt: skip
+    @pytest.mark.parametrize("half", [r"\ud83d", r"\udc80"])
+    def test_a_prompt_that_is_no_text(self, script, tmp_path, tokenizer, half):
+        """Half a surrogate pair, which JSON and some encodings can hold, and no file."""
+        model = ModelConfig(vocab_size=tokenizer.vocab_size, hidden_dim=3)
+        config = Config(model=model, data=DataConfig(tokenizer=tokenizer.kind))
+        save_safetensors(tmp_path / "m.safetensors", random_params(model), config, tokenizer)
+        sample = "sample", "m.safetensors", "--num-tokens", 3, "--prompts"
+        (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a"}}\n{{"prompt": "a{half}"}}')
+        done = script(*sample, "p.jsonl")
+        assert done.code == 2 and f"line 2 of p.jsonl: the vocabulary of UTF-8 lacks '{half}'" in (
+            done.err
+        )
+        (tmp_path / "p.txt").write_text(f"a{half}")
+        done = script(*sample, "p.txt", "--encoding", "unicode_escape")
+        assert done.code == 2 and "half of a surrogate pair" in done.err
+        typed = script("sample", "m.safetensors", "--num-tokens", 3, "--prompt", "a\udcff")
+        assert typed.code == (0 if tokenizer.kind == "bytes" else 2)
+
+    def test_texts_are_read_as_the_model_s_own(self, script, tiny_run, tmp_path):
+        """With line ends of Windows, too, which this model never saw."""
+        sample = "sample", tiny_run, "--num-tokens", 40, "--seed", 1
+        assert script(*sample, "--prompt", r"east\r\nR", "--stop", r"\r\n") == script(
+            *sample, "--prompt", r"east\nR", "--stop", r"\n"
+        )
+        (tmp_path / "p.jsonl").write_text(r'{"prompt": "east\r\nR"}')
+        given = json.loads(script(*sample, "--prompts", "p.jsonl").out)
+        (tmp_path / "p.jsonl").write_text(r'{"prompt": "east\nR"}')
+        wanted = json.loads(script(*sample, "--prompts", "p.jsonl").out)
+        assert given["text"] == wanted["text"] and given["prompt"] == "east\r\nR"
+        (tmp_path / "a.txt").write_text("what light\r\nJuliet", newline="")
+        (tmp_path / "b.txt").write_text("what light\nJuliet")
+        windows, own = (script("evaluate", tiny_run, "--text", name) for name in ("a.txt", "b.txt"))
+        assert windows.code == 0 and "Windows" in windows.out
+        assert table_rows(windows.out) == table_rows(own.out)
+
+    @pytest.mark.parametrize("text, code", [("a", 0), ("aé", 2), ("\ufffd", 0), ("\ufffdé", 2)])
+    def test_what_the_vocabulary_lacks_is_not_exempt(self, script, tmp_path, text, code):
+        """The unknown token can be, by its name. A penalty may be 0."""
+        tokenizer = CharacterTokenizer("\ufffd\nab", unknown=0)
+        config = Config(model=ModelConfig(vocab_size=4, hidden_dim=3))
+        save_safetensors(tmp_path / "m.safetensors", random_params(config.model), config, tokenizer)
+        penalty = "--presence-penalty", 0, "--exempt", text
+        done = script("sample", "m.safetensors", "--num-tokens", 3, "--unknown", *penalty)
+        assert (done.code, "so that \ufffd would be exempt; leave" in done.err) == (code, code == 2)
 
     def test_last_token_only(self, script, tiny_run):
         options = ["--num-tokens", 12, "--last-token-only", "--prompt", "But soft"]

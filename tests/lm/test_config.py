@@ -156,8 +156,8 @@ REFUSED = [
      "training.random_offset training.decay_biases training.shard_parameters training.remat "
      "training.keep_epochs training.tensorboard"),
     ("never Scan GRU", "model.cell model.reset_gate model.activation model.initial_weights "
-     "data.tokenizer data.batches data.encoding training.schedule training.compute_dtype "
-     "training.implementation"),
+     "data.tokenizer data.batches data.encoding data.line_ends training.schedule "
+     "training.compute_dtype training.implementation"),
     # too much, or not for this model
     (f"{2**31}", "model.vocab_size training.warmup_steps"), ("1024", "model.num_layers"),
     ("1024 7", "model.context_length"), ("1 2.5 4", "model.num_rounds"), ("3", "model.rank"),

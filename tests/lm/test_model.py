@@ -18,6 +18,7 @@ import jaxgru
 from jaxgru import Dropout
 from jaxgru.cells.products import rows
 from jaxgru.lm import ModelConfig, apply, step
+from jaxgru.lm.generation import Options
 from jaxgru.lm.model import flatten, round_model, stepper, token_nll
 from jaxgru.lm.processors import MinP
 
@@ -346,6 +347,29 @@ def test_promotes_nothing_implicitly(kind, x64):
             jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
         seen = jax.eval_shape(others, params)
     assert not any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(seen))
+
+
+@pytest.mark.parametrize("what", ["a list", "all that lm.load returns", "its layers"])
+def test_what_is_no_parameters(what):
+    lm = jaxgru.lm
+    model = lm.load("elman_alpha")
+    params, config, tokenizer = model
+    wrong = {"a list": [1, 2], "its layers": params.layers}.get(what, model)
+    tokens = [[1, 2]]
+    for call in (
+        lambda: lm.apply(wrong, tokens),
+        lambda: lm.step(wrong, [1], None),
+        lambda: lm.initial_carry(wrong, 1),
+        lambda: lm.num_params(wrong),
+        lambda: lm.generate(wrong, jax.random.key(0), tokens, 2),
+        lambda: lm.beam_search(wrong, tokens, 2, 2),
+        lambda: lm.score(wrong, tokenizer, "to be"),
+        lambda: list(lm.score_lines(wrong, tokenizer, ["to be"])),
+        lambda: lm.stream_text(wrong, tokenizer, "to be", Options()),
+        lambda: lm.save("no.safetensors", wrong, config, tokenizer),
+    ):
+        with unchecked(), pytest.raises(jaxgru.UserError, match="^params is .*; it must be a jaxg"):
+            call()
 
 
 def test_without_jit():

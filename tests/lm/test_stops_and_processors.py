@@ -14,6 +14,7 @@ from random_models import random_params
 import jaxgru
 from jaxgru.lm import ModelConfig, generate, step
 from jaxgru.lm.processors import (
+    MOST,
     Exempt,
     FrequencyPenalty,
     MinP,
@@ -262,9 +263,9 @@ class TestGenerate:
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a finite number above 0"),
-    (lambda: FrequencyPenalty(float("nan")), "frequency_penalty is nan; it must be a finite"),
-    (lambda: PresencePenalty(1e39), "presence_penalty is 1e.39; it must be a finite number, at"),
+    (lambda: RepetitionPenalty(0), "repetition_penalty is 0; it must be a number from 1e-06 to"),
+    (lambda: FrequencyPenalty(float("nan")), "frequency_penalty is nan; it must be a number from"),
+    (lambda: PresencePenalty(1e38), "presence_penalty is 1e.38; it must be a number from -1e.06"),
     (lambda: Exempt(MinP(1), [V])(jnp.zeros((1, V)), jnp.zeros((1, V), int)),
      f"exempt contains {V}; the vocabulary's tokens are 0 to"),
     (lambda: MinP(1.5), "min_p is 1.5; it must be a number above 0 and at most 1"),
@@ -273,6 +274,19 @@ class TestGenerate:
 def test_refused_processors(make, says):
     with unchecked(), pytest.raises(jaxgru.UserError, match=says):
         make()
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-19, 1e-6, 1.0])
+@pytest.mark.parametrize("processor", [
+    RepetitionPenalty(MOST), RepetitionPenalty(1 / MOST), FrequencyPenalty(MOST),
+    FrequencyPenalty(-MOST), PresencePenalty(MOST), PresencePenalty(-MOST),
+])  # fmt: skip
+def test_the_largest_penalties_leave_a_token(params, processor, temperature):
+    """So that no sentence says that the model is damaged."""
+    options = dict(temperature=temperature, logits_processor=processor)
+    counts = np.full((3, V), 2**30)
+    new, *_ = generate(params, KEY, PROMPT, 3, counts=counts, **options)
+    assert (new >= 0).all()
 
 
 def test_nan_stays_nan():

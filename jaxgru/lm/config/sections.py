@@ -135,6 +135,11 @@ class DataConfig(Section):
         "src/**/*.py, or - for standard input",
     )
     encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as latin-1")
+    line_ends: Literal["newlines", "unchanged"] = recipe(
+        "newlines",
+        "newlines: \\r\\n and \\r, the line ends of Windows and old Macs, are read as \\n; "
+        "unchanged: they stay, as they do in bytes and where a tokenizer has \\r",
+    )
     tokenizer: str = recipe(
         "characters",
         "; ".join(f"{kind}: {cls.about}" for kind, cls in TOKENIZERS.items()),

@@ -33,6 +33,7 @@ def load_corpus(
     *,
     encoding: str = "utf-8",
     reads_bytes: bool = False,
+    newlines: bool = True,
 ) -> Corpus:
     """Load Tiny Shakespeare, or a text of the user's own.
 
@@ -42,12 +43,12 @@ def load_corpus(
     the canonical URL. A copy with another SHA-256 counts as not found. A text that was rebuilt or
     downloaded is kept in the cache.
 
-    name_or_path: "tiny_shakespeare", or what `sources.read_text` takes, as `encoding` and
-    `reads_bytes` are, too.
+    name_or_path: "tiny_shakespeare", or what `sources.read_text` takes, as `encoding`,
+    `reads_bytes` and `newlines` are, too.
     """
     place = os.fspath(name_or_path)
     if place != TINY_SHAKESPEARE:
-        return read_text(place, encoding, reads_bytes)
+        return read_text(place, encoding, reads_bytes, newlines)
     path = os.environ.get(PATH_VARIABLE)
     if not path:
         return _find_tiny_shakespeare()

@@ -69,7 +69,7 @@ def load_dataset(
                 "of the two."
             )
     kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
-    corpora = _corpora(config, kind.reads_bytes, sha256, options)
+    corpora = _corpora(config, kind, sha256, options)
     texts = [corpus.text for corpus in corpora]
     units = [split_units(text, data.unit) for text in texts] if data.unit else []
     if units and len(units[0]) < 2:
@@ -141,8 +141,20 @@ def _in_units(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> S
     return tokens, *encode_units(tokenizer, validation, data.unit)
 
 
+def reads_newlines(data: DataConfig, tokenizer: Tokenizer | type[Tokenizer]) -> bool:
+    """Return whether the line ends of Windows and old Macs become \\n in a model's texts.
+
+    They do not if data.line_ends keeps them, if the tokens are bytes, or if \\r is in data.unit or
+    in the vocabulary. A vocabulary has it only if it was learned from a text that kept it, as each
+    text was before there was data.line_ends.
+    """
+    of_texts_with_returns = "\r" in getattr(tokenizer, "pieces", ())  # a class has none yet
+    keeps_returns = of_texts_with_returns or "\r" in separator(data.unit)
+    return data.line_ends == "newlines" and not tokenizer.reads_bytes and not keeps_returns
+
+
 def _corpora(
-    config: Config, reads_bytes: bool, sha256: str, options: tuple[str, str]
+    config: Config, kind: Tokenizer | type[Tokenizer], sha256: str, options: tuple[str, str]
 ) -> list[Corpus]:
     """Read the corpus and, if there is one, the validation text; compare their SHA-256s."""
     data, corpora = config.data, []
@@ -154,7 +166,12 @@ def _corpora(
     for place, want, option in zip(places, wanted, options, strict=False):
         if sha256 and place not in (TINY_SHAKESPEARE, STDIN) and not find_files(place):
             raise UserError(f"there is no text {place}; give its place with {option}.")
-        corpus = load_corpus(place, encoding=data.encoding, reads_bytes=reads_bytes)
+        corpus = load_corpus(
+            place,
+            encoding=data.encoding,
+            reads_bytes=kind.reads_bytes,
+            newlines=reads_newlines(data, kind),
+        )
         if want not in ("", corpus.sha256):
             raise UserError(
                 f"{place} has changed or is another text: its SHA-256 is {corpus.sha256}, not "

@@ -20,6 +20,8 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.sources import CorpusError, read_text
 from jaxgru.lm.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, save_tokenizer
 
+READ_AS_NEWLINES = r"line ends as on Windows or old Macs, read as \n"
+
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -42,14 +44,14 @@ def folder(tmp_path):
 
 def test_a_folder_is_its_files_in_the_order_of_their_paths(folder):
     found, parts = read_text(str(folder)), (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())
-    assert found.text == "no line end\nB\r\né\n"
+    assert found.text == "no line end\nB\né\n"
     assert found.sha256 == sha256("".join(map(sha256, parts)).encode())
-    assert found.source == f"the 3 files of {folder}"
+    assert found.source == f"the 3 files of {folder} ({READ_AS_NEWLINES})"
     assert read_text(str(folder), reads_bytes=True).text.encode() == b"".join(parts)
 
 
 @pytest.mark.parametrize("pattern, text", [
-    ("*.txt", "no line end\nB\r\n"), ("**/*.gz", "é\n"), ("?.txt", "no line end\nB\r\n"),
+    ("*.txt", "no line end\nB\n"), ("**/*.gz", "é\n"), ("?.txt", "no line end\nB\n"),
     ("sub/c.txt.gz", "é\n"), ("[red].md", "a file may be called like a pattern"),
 ])  # fmt: skip
 def test_patterns(folder, pattern, text):
@@ -69,6 +71,7 @@ def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
     ("x.gz", gzip.compress(b"light", mtime=0)[:-9], "cannot be read: it is not a whole gzip file"),
     ("x.gz", gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "cannot be read: it is not a"),
     ("x.gz", gzip.compress(b"", mtime=0), "is empty"),
+    ("x.txt", gzip.compress(b"light", mtime=0), "compressed by gzip; .* a name that ends in .gz"),
     ("", None, "there is no file in .*; give the path"),
     ("*.md", None, r"there is no file .*\*\.md; give the path"),
     ("*.txt", b"\xff\xd8", r"is not a text in UTF-8: byte 1 .0xff., .* save it in that encoding"),
@@ -120,11 +123,33 @@ def test_other_encodings(tmp_path_factory, encoding, text):
 @pytest.mark.parametrize("encoding, data, says", [
     ("ascii", b"a\ncaf\xe9", "is not a text in ASCII: byte 6 .0xe9., in line 2, is not valid"),
     ("utf-16", b"abc", "is not a text in UTF-16: byte 3 .0x63., in line 1"),
+    # codecs that say less, and those that give what UTF-8 cannot hold
+    ("punycode", b"the cat", "is not a text in PUNYCODE: it cannot be decoded; "),
+    ("punycode", b"caf\xe9", "is not a text in PUNYCODE: "),
+    ("idna", b"caf\xe9", "is not a text in IDNA: "),
+    ("undefined", b"the cat", "is not a text in UNDEFINED: it cannot be decoded; "),
+    ("unicode_escape", rb"a\n\ud83d", r"it has '\\ud83d' in line 2, half of a surrogate pair"),
+    ("raw_unicode_escape", rb"a \udc80", "half of a surrogate pair"),
+    ("utf-7", b"a +2D0- b", "half of a surrogate pair"),
+    ("latin-1", gzip.compress(b"light", mtime=0), "is compressed by gzip"),
 ])  # fmt: skip
 def test_a_text_of_another_encoding(tmp_path, encoding, data, says):
     (tmp_path / "x.txt").write_bytes(data)
     with pytest.raises(CorpusError, match=says):
         read_text(str(tmp_path / "x.txt"), encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
+@pytest.mark.parametrize("text", ["one\r\n\r\ntwo\r\n", "one\r\rtwo\r", "one\n\r\ntwo\r"])
+def test_line_ends_of_windows_and_old_macs(tmp_path, text, encoding):
+    path = tmp_path / "x.txt"
+    path.write_bytes(text.encode(encoding))
+    found = read_text(str(path), encoding)
+    assert (found.text, found.sha256) == ("one\n\ntwo\n", sha256(path.read_bytes()))
+    assert found.source.endswith(f"{READ_AS_NEWLINES})")
+    kept = read_text(str(path), encoding, newlines=False)
+    assert (kept.text, kept.sha256) == (text, found.sha256)
+    assert READ_AS_NEWLINES not in kept.source
 
 
 # ---- a config's data: what is trained on and validated on
@@ -197,6 +222,48 @@ def test_a_tokenizer_that_exists(tiny_text, tmp_path):
         says = f"{name} is damaged, or no tokenizer; .* a .model of SentenceP"
         with pytest.raises(UserError, match=says):
             load_dataset(config_of(tiny_text, tokenizer_file=str(tmp_path / name)))
+
+
+WINDOWS = "to be or not to be\r\n" * 20
+
+
+class TestLineEnds:
+    @pytest.fixture
+    def novel(self, tmp_path):
+        path = tmp_path / "novel.txt"
+        path.write_bytes(WINDOWS.encode())
+        return path
+
+    def test_they_are_newlines_unless_they_are_kept(self, novel):
+        config, dataset = load_dataset(config_of(novel, validation_fraction=0.0))
+        assert dataset.tokenizer.decode(dataset.train) == WINDOWS.replace("\r", "")
+        assert "\r" not in dataset.tokenizer.pieces and READ_AS_NEWLINES in dataset.source
+        again = load_dataset(config, dataset.tokenizer, dataset.sha256)[1]
+        assert again.train.tolist() == dataset.train.tolist()
+        kept = config_of(novel, validation_fraction=0.0, line_ends="unchanged")
+        _, unchanged = load_dataset(kept)
+        assert unchanged.tokenizer.decode(unchanged.train) == WINDOWS
+        assert unchanged.sha256 == dataset.sha256
+
+    @pytest.mark.parametrize("kind", ["characters", "words", "subwords"])
+    def test_a_model_whose_vocabulary_has_them_reads_them(self, novel, kind):
+        """As one does that was trained when no text was changed, and whose config says nothing."""
+        size = {"tokenizer": kind, "validation_fraction": 0.0}
+        config = override(config_of(novel, **size), {"model.vocab_size": 280})
+        kept = override(config, {"data.line_ends": "unchanged"})
+        _, then = load_dataset(kept)
+        _, now = load_dataset(config, then.tokenizer, then.sha256)
+        assert then.tokenizer.decode(now.train) == WINDOWS
+        assert now.num_characters == then.num_characters
+
+    def test_bytes_are_the_files(self, novel):
+        _, dataset = load_dataset(config_of(novel, tokenizer="bytes", validation_fraction=0.0))
+        assert np.uint8(dataset.train).tobytes() == WINDOWS.encode()
+
+    def test_a_unit_that_they_end(self, tmp_path):
+        (tmp_path / "x.txt").write_bytes(b"Ann\rBob\rEve\r" * 20)
+        _, dataset = load_dataset(config_of(tmp_path / "x.txt", unit="\r"))
+        assert dataset.tokenizer.decode(dataset.train[:9]).startswith("\r")
 
 
 def test_bytes_of_a_file_that_is_no_text(tmp_path):

@@ -17,6 +17,7 @@ from jaxgru.lm.arguments import as_sequence
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
 Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # a surrogate, which UTF-8 cannot hold
 
 
 class TokenizerError(UserError):
@@ -160,6 +161,6 @@ def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
 
 
 def check_utf_8(text: str) -> None:
-    """Raise TokenizerError for half a surrogate pair, which SentencePiece cannot take."""
-    if halves := set(re.findall("[\ud800-\udfff]", text)):
+    """Raise TokenizerError for half a surrogate pair, which SentencePiece and files cannot take."""
+    if halves := set(HALF_A_PAIR.findall(text)):
         raise lacks("UTF-8", halves)
