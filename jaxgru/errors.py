@@ -74,6 +74,12 @@ class _Repr(reprlib.Repr):
             return self.repr_tuple(x, level)
         return super().repr1(x, level)
 
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python writes no more than some 4,300 digits
+            return f"a whole number of {x.bit_length():,} bits"
+
 
 _REPR = _Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
@@ -117,6 +123,8 @@ def check_flags(**flags: object) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print a sentence on stderr, escaped as in a `UserError`; do nothing if stderr is closed."""
+    """Print a sentence on stderr, escaped as in a `UserError`, unless stderr is closed or full."""
+    if sys.stderr is None:  # then `print` would take standard output
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(printable(sentence), file=sys.stderr, flush=True)

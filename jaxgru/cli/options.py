@@ -14,11 +14,11 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import jax
 
-from jaxgru.errors import UserError, nearest, printable
+from jaxgru.errors import UserError, nearest, printable, warn
 from jaxgru.lm.config import SECTIONS, Config, DataConfig, choices, dotted_names, field_types
 from jaxgru.lm.files import reason, write_bytes
 from jaxgru.lm.formats import NAMES
@@ -219,6 +219,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         signal.signal(signal.SIGINT, _end_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):  # None: it is closed
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if sys.stderr is None:  # closed: what is opened next would get its number, and what C++ writes
+        sys.stderr = open(os.devnull, "w")
     code: str | int | None = 0
     try:
         try:
@@ -233,7 +235,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except OSError as error:
         if error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it
+        _discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # the reader has gone, for example `head`
             _end(f"{reason(error)}.")
         code = 1
@@ -272,5 +274,10 @@ def _end_at_once(number: int, frame: Any) -> None:
 
 
 def _end(sentence: str) -> NoReturn:
-    print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
+    warn(f"{os.path.basename(sys.argv[0])}: {sentence}")
     raise SystemExit(2) from None
+
+
+def _discard(stream: TextIO) -> None:
+    """Discard what cannot be written to a stream; Python flushes it when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Generator
 from pathlib import Path
 
-from jaxgru.errors import MissingPackage, UserError
+from jaxgru.errors import MissingPackage, UserError, needs
+
+CHECKSUMS = "checksums.json"
 
 
 def reason(error: OSError) -> str:
@@ -73,6 +76,29 @@ def hashes(folder: Path) -> dict[str, str]:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             sums[path.relative_to(folder).as_posix()] = sha256
     return sums
+
+
+def write_checksums(folder: Path) -> None:
+    """Write `checksums.json` into a folder: what `hashes` returns. Raises as `write_bytes`."""
+    write_text(folder / CHECKSUMS, json.dumps(hashes(folder), indent=1))
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is not as a folder's checksums say; None: nothing, or it has none."""
+    with needs("train"):
+        import msgspec
+    try:
+        have = hashes(folder)
+        if have.pop(CHECKSUMS, None) is None and not (folder / CHECKSUMS).exists():
+            return None
+        want = msgspec.json.decode((folder / CHECKSUMS).read_bytes(), type=dict[str, str])
+    except OSError as error:
+        return reason(error)
+    except ValueError as error:
+        return f"{CHECKSUMS} is damaged: {error}"
+    for name, _ in sorted(have.items() ^ want.items()):
+        return f"{name} {'differs from what was written' if name in have else 'is missing'}"
+    return None
 
 
 @contextlib.contextmanager

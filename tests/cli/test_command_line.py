@@ -18,6 +18,7 @@ from conftest import SCRIPTS, Outcome
 
 import jaxgru
 from jaxgru.cli.options import Parser, config_overrides, run_script, typed
+from jaxgru.errors import UserError, warn
 from jaxgru.lm import config as configs
 from jaxgru.lm.config import Config, ModelConfig, config_names, dotted_names, load_config
 from jaxgru.lm.data.tokenizers import ByteTokenizer
@@ -156,6 +157,22 @@ class TestOutput:
             monkeypatch.setattr(sys, "stdout", full)
             runpy.run_module("jaxgru", run_name="__main__")
         assert capfd.readouterr().err == "jaxgru models: No space left on device.\n"
+
+    @pytest.mark.parametrize("stderr", ["closed", "full"])
+    def test_what_stderr_cannot_take_goes_nowhere(self, monkeypatch, capfd, stderr):
+        """A mistake still exits with 2, and no warning is mixed into what is printed."""
+
+        def main():
+            warn("a warning")
+            print("text")
+            raise UserError("a mistake")
+
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr(sys, "stderr", None if stderr == "closed" else full)
+            warn("a warning")
+            assert ended(main) == 2
+            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # it is flushed here
+        assert capfd.readouterr() == ("text\n", "")
 
     def test_it_is_utf_8_so_no_character_is_lost(self, tmp_path, script, monkeypatch):
         """What a text has that is no UTF-8 passes as it is."""

@@ -84,6 +84,12 @@ def epochs_done(ended: Ended) -> list[int]:
     return [int(epoch) for epoch in re.findall(r"^epoch +(\d+) ", ended.output, re.MULTILINE)]
 
 
+def unexpected(ended: Ended) -> list[str]:
+    """What a process said, but that the one before was killed before it wrote the checksums."""
+    says = r"checkpoint .* had no checksums, so damage .* noticed; it has them now\."
+    return [line for line in ended.errors.splitlines() if not re.fullmatch(says, line)]
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Lab:
     start_server()
@@ -118,14 +124,15 @@ def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, har
             if steps := folders.saved_steps(run):
                 assert f"the checkpoint of step {steps[-1]} is intact" in ended.errors
         elif number == signal.SIGKILL:
-            assert ended.code in (-signal.SIGKILL, -signal.SIGALRM, 0) and not ended.errors, ended
+            assert ended.code in (-signal.SIGKILL, -signal.SIGALRM, 0), ended
+            assert not unexpected(ended), ended
         else:
-            assert ended.code in (130, 0) and not ended.errors, ended
+            assert ended.code in (130, 0) and not unexpected(ended), ended
             if ended.code and run.exists():
                 assert f"--resume {run}" in ended.output
                 step = int(re.findall(r"saved after step (\d+)", ended.output)[0])
                 assert step == folders.saved_steps(run)[-1]
     ended = lab.go_on(runs)
     done += epochs_done(ended)
-    assert ended.code == 0 and not ended.errors, ended
+    assert ended.code == 0 and not unexpected(ended), ended
     assert result_of(runs) == lab.result and len(set(done)) == len(done)

@@ -208,6 +208,14 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=re.escape(says)):
             set_dropout(1.0)
 
+    @pytest.mark.parametrize("name", ["training.learning_rate", "training.epochs"])
+    @pytest.mark.parametrize("digits", [400, 5000])  # Python writes no more than 4,300
+    def test_a_whole_number_of_any_length(self, name, digits):
+        """Of a TOML file, which may write it in hexadecimal."""
+        with pytest.raises(ConfigError, match=f"^{name} is .{{1,250}}; it must be") as refusal:
+            load_config("astra_alpha", {name: 10**digits})
+        assert str(refusal.value).isprintable()
+
     @pytest.mark.parametrize("overrides, says", [
         ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
         ({"model.cell": "mlp", "model.context_length": 3,

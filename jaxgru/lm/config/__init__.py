@@ -17,17 +17,19 @@ from jaxgru.lm.config.reading import (
     to_dict,
 )
 from jaxgru.lm.config.sections import (
+    OWNERS,
     SECTIONS,
     Config,
     DataConfig,
     ModelConfig,
     TrainingConfig,
+    default_value,
     dotted_names,
     field_value,
 )
 
 __all__ = [
-    "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig", "about",
-    "choices", "config_dir", "config_names", "dotted_names", "field_types", "field_value",
-    "from_dict", "load_config", "override", "parse_toml", "to_dict",
+    "OWNERS", "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig",
+    "about", "choices", "config_dir", "config_names", "default_value", "dotted_names",
+    "field_types", "field_value", "from_dict", "load_config", "override", "parse_toml", "to_dict",
 ]  # fmt: skip

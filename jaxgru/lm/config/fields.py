@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
@@ -70,6 +71,14 @@ def choices(section: type[Section], field: dataclasses.Field[Any]) -> list[str]:
     return list(get_args(field_types(section)[field.name]) or field.metadata["registry"])
 
 
+def _as_float(name: str, number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError as error:
+        most = f"{sys.float_info.max:.1e}"
+        raise ConfigError(f"{name} is {shown(number)}; it must be at most {most}.") from error
+
+
 def _checked(section: type[Section], field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value as the field's type. Raises a ConfigError that says what would be right."""
     name, type_ = f"{section.section}.{field.name}", field_types(section)[field.name]
@@ -78,7 +87,7 @@ def _checked(section: type[Section], field: dataclasses.Field[Any], value: Any) 
             raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(allowed)}.")
         return value
     if (type_, type(value)) == (float, int):
-        value = float(value)
+        value = _as_float(name, value)
     if not isinstance(value, type_) or (type_, type(value)) == (int, bool):
         raise ConfigError(f"{name} is {shown(value)}; it must be {WORDS[type_]}.")
     if type_ is str and re.search("[\ud800-\udfff]", value):  # of a file name

@@ -32,6 +32,14 @@ from jaxgru.lm.data.tokenizers import TOKENIZERS
 FIELDS = {"init": "initial_weights"}
 """A keyword of the function that draws a cell → the field of `model`, where it is another."""
 
+OWNERS = {
+    "training.plateau_factor": ("training.schedule", "plateau"),
+    "training.plateau_patience": ("training.schedule", "plateau"),
+    "training.random_offset": ("data.batches", "streams"),
+    "training.reset_probability": ("data.batches", "streams"),
+}
+"""A field that is only for one value of another field → that field and that value."""
+
 MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
 
 
@@ -309,20 +317,17 @@ class Config:
                 f"name is {shown(self.name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
-        model, streams = self.model, self.data.batches == "streams"
-        plateau = self.training.schedule == "plateau"
-        can_drop = not self.training.weight_drop or has_recurrent_weights(model.layer_shapes())
-        for name, useful, of in (
-            ("between_dropout", model.num_layers > 1, "more than one layer"),
-            ("weight_drop", can_drop, "cells with recurrent matrices"),
-            ("plateau_factor", plateau, "training.schedule plateau"),
-            ("plateau_patience", plateau, "training.schedule plateau"),
-            ("random_offset", streams, "streams (data.batches)"),
-            ("reset_probability", streams, "streams (data.batches)"),
-        ):
-            value = getattr(self.training, name)
-            if not useful and value != getattr(TrainingConfig, name):
-                raise ConfigError(f"training.{name} is {value}, but it is only for {of}.")
+        can_drop = not self.training.weight_drop or has_recurrent_weights(self.model.layer_shapes())
+        is_stack = self.model.num_layers > 1
+        self._check_use("training.between_dropout", is_stack, "more than one layer")
+        self._check_use("training.weight_drop", can_drop, "cells with recurrent matrices")
+        for name, (owner, value) in OWNERS.items():
+            self._check_use(name, field_value(self, owner) == value, f"{value} ({owner})")
+
+    def _check_use(self, name: str, is_useful: bool, of: str) -> None:
+        value = field_value(self, name)
+        if not is_useful and value != default_value(name):
+            raise ConfigError(f"{name} is {value}, but it is only for {of}.")
 
 
 SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
@@ -336,6 +341,12 @@ def dotted_names(*roles: Role) -> list[str]:
         for field in dataclasses.fields(cls)
         if not roles or field.metadata["role"] in roles
     ]
+
+
+def default_value(dotted: str) -> Any:
+    """Return a field's default by its dotted name."""
+    section, _, field = dotted.partition(".")
+    return getattr(SECTIONS[section], field)
 
 
 def field_value(config: Config, dotted: str) -> Any:

@@ -8,7 +8,7 @@ streams' carry. If `params` is a moving average, it also has the parameters that
 Orbax stores arrays flat, by their path in the tree, and renames a temporary folder, so a checkpoint
 is complete or absent. Then `checksums.json` is added, the SHA-256 of every file, because Orbax does
 not notice a flipped bit of a weight. (A checkpoint without it comes from a process that was killed
-at that moment; it is used if it can be read.)
+at that moment. It is used if it can be read, with a sentence, and a resumed run adds the file.)
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -30,10 +31,10 @@ from jax.sharding import Mesh
 from jaxgru.errors import needs, shown, warn
 from jaxgru.lm.config import Config, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.files import damage_as, hashes, reason, write_text
+from jaxgru.lm.files import CHECKSUMS, damage, damage_as, write_checksums
 from jaxgru.lm.formats.metadata import check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
-from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, saved_steps
+from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_info, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
 from jaxgru.parallel.processes import is_first
 
@@ -43,7 +44,7 @@ with needs("train"):
     from orbax.checkpoint import CheckpointManager
 
 ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the items
-CHECKSUMS = "checksums.json"
+NUM_KEPT = 2  # checkpoints of a run
 JAX_SETTINGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl",
                 "jax_default_matmul_precision")  # fmt: skip
 
@@ -59,14 +60,15 @@ def load_folder(
 ) -> tuple[Params, Config, Tokenizer]:
     """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`."""
     run = find_run(path)
+    info = load_info(run)  # before the config, as they are written where a run is lengthened
     config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
     check_size(f"the run {run} cannot be used", tokenizer, config.model)
     like = shapes(config.model)
-    now = made_with(config, RunInfo(), tokenizer)
+    now = _recipe(config, info, tokenizer)
 
     def read(checkpoint: Checkpoint) -> Params:
-        _check_made_with(checkpoint, now, ("model.", "tokenizer"))
+        _check_made_with(checkpoint, now)
         has_best = checkpoint.step >= config.training.steps_per_epoch
         if epoch == "best" and not has_best:
             raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
@@ -78,6 +80,13 @@ def load_folder(
         raise RunError(f"the run {run} has no finished checkpoint.")
     with open_checkpoints(run) as manager:
         params, step, broken = _read_newest(manager, run, read)
+        checkpoint = Checkpoint(manager, step)
+        if not checkpoint.has_checksums():
+            resume = f"jaxgru train --resume {shlex.quote(str(run))}"
+            warn(
+                f"{checkpoint} has no checksums, so damage to it would not be noticed; {resume} "
+                "adds them."
+            )
     for checkpoint, fault in broken.items():
         warn(f"{checkpoint} is broken ({fault}); that of step {step} is used.")
     return params, config, tokenizer
@@ -85,16 +94,19 @@ def load_folder(
 
 def made_with(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return everything that decides a run's numbers besides its state, by name."""
-    fields = {name: field_value(config, name) for name in dotted_names()}
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+    return _recipe(config, info, tokenizer) | settings
+
+
+def _recipe(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what a run's own files say of its numbers: all of `made_with` but JAX's settings."""
+    fields = {name: field_value(config, name) for name in dotted_names()}
     tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
-    return fields | vars(info) | settings | tokens
+    return fields | vars(info) | tokens
 
 
-def _check_made_with(
-    checkpoint: Checkpoint, now: dict[str, Any], names: tuple[str, ...] = ("",)
-) -> None:
-    """Raise RunError where a value whose name begins with one of `names` is not the checkpoint's.
+def _check_made_with(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
+    """Raise RunError where a value of `now` is not the one that the checkpoint was made with.
 
     Placements and settings may differ. So may the epochs, if the run was lengthened since then
     (`RunInfo.lengthened` counts how often).
@@ -106,14 +118,13 @@ def _check_made_with(
     for name, value in now.items():
         if name not in then or name in free or then[name] == value:
             continue
-        if name.startswith(names):
-            advice = "set it back, or start a new run"
-            if name == "training.epochs":
-                advice = f"to change it, resume with --{name} {value}"
-            raise RunError(
-                f"{checkpoint} was made with {name} = {shown(then[name])}, and this is "
-                f"{shown(value)}; {advice}."
-            )
+        advice = "set it back, or start a new run"
+        if name == "training.epochs":
+            advice = f"set it back or, to change it, resume with --{name} {value}"
+        raise RunError(
+            f"{checkpoint} was made with {name} = {shown(then[name])}, and this is "
+            f"{shown(value)}; {advice}."
+        )
 
 
 def save(
@@ -174,6 +185,25 @@ def restore(
     return restored
 
 
+def finish_writing(manager: CheckpointManager, run: Path) -> None:
+    """Do what a killed process has left undone, once `restore` has read the newest checkpoint.
+
+    That one gets the checksums that it lacks. Those older than the newest two are deleted, of which
+    a process that was killed while it deleted one may have left a part.
+    """
+    steps = saved_steps(run)
+    for step in steps[:-NUM_KEPT]:
+        shutil.rmtree(Checkpoint(manager, step).folder)
+    for step in steps[-1:]:
+        checkpoint = Checkpoint(manager, step)
+        if not checkpoint.has_checksums():
+            write_checksums(checkpoint.folder)
+            warn(
+                f"{checkpoint} had no checksums, so damage to it would not have been noticed; it "
+                "has them now."
+            )
+
+
 def _read_newest(
     manager: CheckpointManager, run: Path, read: Callable[[Checkpoint], T]
 ) -> tuple[T, int, dict[Checkpoint, str]]:
@@ -191,7 +221,7 @@ def _read_newest(
             if fault is None:
                 return read(checkpoint), step, broken
         except BrokenCheckpoint as error:
-            if (checkpoint.folder / CHECKSUMS).exists():  # intact, so an older one would not help
+            if checkpoint.has_checksums():  # intact, so an older one would not help
                 raise
             fault = str(error)
         if saved_steps(run) != steps:
@@ -236,11 +266,11 @@ def silence_orbax() -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def open_checkpoints(run: Path) -> Generator[CheckpointManager]:
-    """Open a run's checkpoints, of which Orbax keeps the newest two."""
+    """Open a run's checkpoints, of which Orbax keeps the newest `NUM_KEPT`."""
     handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler() for name in ARRAYS}
     handlers |= {name: ocp.JsonCheckpointHandler() for name in JSON}
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=2,
+        max_to_keep=NUM_KEPT,
         enable_async_checkpointing=False,
         lightweight_initialize=True,  # read nothing before the checksums are compared
     )
@@ -276,22 +306,15 @@ class Checkpoint:
         }  # fmt: skip
         self.manager.save(self.step, args=ocp.args.Composite(**arguments))
         if is_first():
-            write_text(self.folder / CHECKSUMS, json.dumps(hashes(self.folder), indent=1))
+            write_checksums(self.folder)
+
+    def has_checksums(self) -> bool:
+        """Return whether it has checksums, so that damage to it is noticed."""
+        return (self.folder / CHECKSUMS).exists()
 
     def damage(self) -> str | None:
         """Return what is not as the checksums say; None: nothing, or it has none."""
-        try:
-            have = hashes(self.folder)
-            if have.pop(CHECKSUMS, None) is None and not (self.folder / CHECKSUMS).exists():
-                return None
-            want = msgspec.json.decode((self.folder / CHECKSUMS).read_bytes(), type=dict[str, str])
-        except OSError as error:
-            return reason(error)
-        except ValueError as error:
-            return f"{CHECKSUMS} is damaged: {error}"
-        for name, _ in sorted(have.items() ^ want.items()):
-            return f"{name} {'differs from what was written' if name in have else 'is missing'}"
-        return None
+        return damage(self.folder)
 
     def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
         """Return items in the form of these trees, on their leaves' shardings or the default one.

@@ -19,6 +19,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,12 @@ import tomli_w
 from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import Config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import damage_as, locked, reason, regular, write_text
+from jaxgru.lm.files import damage, damage_as, locked, reason, regular, write_text
 from jaxgru.parallel.processes import is_first
 
 ROOT = Path(__file__).parents[3]
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it
+LATE_WRITES = 1.0  # seconds for which threads may write on after an error
 OS_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in TensorStore's messages
 
 
@@ -82,6 +84,43 @@ def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo =
     return run
 
 
+def _check_link(error: OSError) -> None:
+    """Raise RunError where a link to nothing, as to an unmounted disk, is in a folder's place."""
+    path = os.fsdecode(error.filename or "")
+    if os.path.islink(path) and not os.path.exists(path):
+        raise RunError(
+            f"{path} is a link to {os.readlink(path)}, which is not there; mount or create it, or "
+            "remove the link."
+        ) from error
+
+
+def check_place(folder: Path) -> None:
+    """Raise RunError where Orbax cannot keep checkpoints in a folder because of its path."""
+    path = os.path.realpath(folder)
+    wrong = re.search(r"[*?[\]\\]", path)
+    if wrong:  # Orbax takes it for a pattern
+        raise RunError(
+            f"checkpoints cannot be kept in {folder}, because its path contains {wrong[0]!r}; "
+            "choose one without * ? [ ] \\, or rename the folder."
+        )
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise RunError(
+            f"checkpoints cannot be kept in {folder}, because its path is not UTF-8; choose "
+            "another, or rename the folder."
+        ) from error
+
+
+def check_there(run: Path) -> None:
+    """Raise RunError where a run that is being trained has been moved or deleted."""
+    if not (run / "config.toml").exists():
+        raise RunError(
+            f"the run {run} was moved or deleted while it was trained; if it was moved, it can be "
+            "resumed from where it is now."
+        )
+
+
 def save_config(run: Path, config: Config) -> None:
     """Write a run's config.toml. Raises OSError where that fails; an older file is untouched."""
     write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
@@ -112,11 +151,23 @@ def discard_empty(run: Path) -> bool:
     """Delete a new run that has no checkpoint, if possible; return whether it was deleted."""
     if saved_steps(run) or not run.exists():
         return False
-    shutil.rmtree(run, ignore_errors=True)
+    _delete(run)
     with contextlib.suppress(OSError):
         _point(run.parent)
         run.parent.rmdir()  # fails where it holds anything else
     return not run.exists()
+
+
+def _delete(run: Path) -> None:
+    """Delete a folder, if possible, and what TensorStore's threads put there after a failure.
+
+    After an error, they go on for a moment and create the folders again that they write into.
+    """
+    end = time.monotonic() + (LATE_WRITES if (run / "checkpoints").exists() else 0)
+    shutil.rmtree(run, ignore_errors=True)
+    while time.monotonic() < end:
+        time.sleep(LATE_WRITES / 20)
+        shutil.rmtree(run, ignore_errors=True)
 
 
 def _point(family: Path) -> None:
@@ -134,12 +185,22 @@ def _point(family: Path) -> None:
 
 def _next_version(family: Path) -> Path:
     newest = [int(run.name[1:]) for run in versions(family)[:1]]
-    run = family / f"v{max(newest, default=0) + 1}"
-    try:
-        run.mkdir(parents=True)
-    except FileExistsError:  # another process has taken the number
-        return _next_version(family)
-    return run
+    number = max(newest, default=0) + 1
+    while True:
+        try:
+            family.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            _check_link(error)
+            raise
+        run = family / f"v{number}"
+        try:
+            run.mkdir()
+        except FileExistsError:  # another process has taken the number
+            number += 1
+        except FileNotFoundError:  # another process has deleted the folder, which was empty
+            continue
+        else:
+            return run
 
 
 def versions(family: Path) -> list[Path]:
@@ -170,11 +231,7 @@ def claim(run: Path) -> Generator[None]:
     if not is_first():
         yield  # the first process locks it for all
         return
-    if wrong := re.search(r"[*?[\]\\]", str(run.resolve())):  # Orbax takes it for a pattern
-        raise RunError(
-            f"checkpoints cannot be kept in {run}, because its path contains {wrong[0]!r}; choose "
-            "one without * ? [ ] \\, or rename the folder."
-        )
+    check_place(run)
     try:
         with locked(run / LOCK) as is_ours:
             if not is_ours:
@@ -189,10 +246,13 @@ def claim(run: Path) -> Generator[None]:
     except Exception as error:
         if (of_system := _system_error(error)) is None:
             raise
+        check_there(run)
         left = "no checkpoint was saved yet."
-        if steps := saved_steps(run):
+        folders = {step: run / "checkpoints" / str(step) for step in saved_steps(run)}
+        intact = [step for step, folder in folders.items() if damage(folder) is None]
+        if intact:
             resume = f"jaxgru train --resume {shlex.quote(str(run))}"
-            left = f"the checkpoint of step {steps[-1]} is intact; once that is solved: {resume}"
+            left = f"the checkpoint of step {intact[-1]} is intact; once that is solved: {resume}"
         raise RunError(f"the run {run} stopped: {reason(of_system)}; {left}") from error
 
 

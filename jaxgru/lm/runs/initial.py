@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from jaxgru.errors import UserError, counted
-from jaxgru.lm.config import Config, DataConfig, ModelConfig, override
+from jaxgru.lm.config import (
+    OWNERS,
+    Config,
+    DataConfig,
+    ModelConfig,
+    default_value,
+    override,
+)
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.load import find_model, load
@@ -23,7 +30,8 @@ from jaxgru.lm.pretrained import pretrained_names
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that trains a model further: the model's own, with these values changed.
 
-    With another corpus, its encoding and what it was validated on are left out.
+    With another corpus, its encoding and what it was validated on are left out, and with another
+    schedule, for example, what is only for the old one (`OWNERS`).
     """
     theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
@@ -31,6 +39,9 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     if "data.corpus" in changes:
         for name in ("encoding", "validation", "validation_fraction"):
             changes.setdefault(f"data.{name}", getattr(DataConfig, name))
+    for name, (owner, value) in OWNERS.items():
+        if changes.get(owner, value) != value:
+            changes.setdefault(name, default_value(name))
     return override(theirs, changes)
 
 

@@ -71,15 +71,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         rates of a run of that length.
     """
     overrides = dict(overrides or {})
-    for name in sorted(overrides.keys() - MAY_CHANGE_AT_RESUME):
-        anew = "start a new run."
-        if not name.startswith("model."):
-            words = "jaxgru", "train", "--init", path, f"--{name}", overrides[name]
-            anew = f"start a new run from its weights: {shlex.join(map(str, words))}"
-        raise folders.RunError(
-            f"{name} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
-            f"can; {anew}"
-        )
+    _check_overrides(path, overrides)
     with terminal.deferred_signals() as interrupted, contextlib.ExitStack() as stack:
         run_path = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
         folder = Path(from_first(run_path))
@@ -98,12 +90,32 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         run = _Run(folder, config, info, dataset, mesh, manager)
         with console.status("reading the checkpoint"):
             state, best, progress = all_or_raise(run.restore, overrides)
+        all_or_raise(lambda: checkpoints.finish_writing(manager, folder) if is_first() else None)
+        manager.reload()  # in all processes: the first one may have deleted some
         if overrides:
             all_or_raise(run.change, overrides, progress)
         elif progress.is_over(config.training):
             console.print(run.finished(progress))
         run.train(state, best, progress, interrupted)
     return folder
+
+
+def _check_overrides(path: str | Path, overrides: Mapping[str, Any]) -> None:
+    """Raise RunError for what cannot change within a run; it names a command that can be run."""
+    fixed = sorted(overrides.keys() - MAY_CHANGE_AT_RESUME)
+    if not fixed:
+        return
+    anew = "start a new run."
+    if not any(name == "training.init" or name.startswith("model.") for name in fixed):
+        initial.config_from(str(path), overrides)  # raises where the values do not go together
+        words = ["jaxgru", "train", "--init", str(path)]
+        for name, value in overrides.items():
+            words += [f"--{name}", str(value)]
+        anew = f"start a new run from its weights: {shlex.join(words)}"
+    raise folders.RunError(
+        f"{fixed[0]} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
+        f"can; {anew}"
+    )
 
 
 @dataclass
@@ -248,11 +260,7 @@ class _Run:
             )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
-        if not (self.folder / "config.toml").exists():
-            raise folders.RunError(
-                f"the run {self.folder} was moved or deleted while it was trained; its checkpoints "
-                "are intact, and it can be resumed from where it is now."
-            )
+        folders.check_there(self.folder)
         if is_first() and self._commit and self.info.commits[-1:] != [self._commit]:
             commits = [*self.info.commits, self._commit]
             self.info = dataclasses.replace(self.info, commits=commits)
@@ -293,6 +301,7 @@ def _create(config: Config, root: Path, text_sha256: str) -> Start:
     """Create a run's folder in process 0; return it and what it trains from in all processes."""
 
     def create() -> Start:
+        folders.check_place(root)
         with console.status("reading the text"):
             complete, dataset, model = initial.load_text(config, text_sha256)
         wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size

@@ -1,5 +1,6 @@
 """Checkpoints that give back every bit."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -13,15 +14,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tomli_w
 from conftest import contents, slow
 
 import jaxgru
-from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
+from jaxgru.lm.config import SECTIONS, Config, ModelConfig, TrainingConfig, choices, to_dict
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError, save_tokenizer
-from jaxgru.lm.files import hashes
+from jaxgru.lm.files import CHECKSUMS, hashes
 from jaxgru.lm.runs import checkpoints
-from jaxgru.lm.runs.checkpoints import CHECKSUMS, Checkpoint, open_checkpoints, restore, save
-from jaxgru.lm.runs.folders import LOCK, RunError, RunInfo, claim, create_run, save_config
+from jaxgru.lm.runs.checkpoints import (
+    Checkpoint,
+    finish_writing,
+    open_checkpoints,
+    restore,
+    save,
+)
+from jaxgru.lm.runs.folders import (
+    LOCK,
+    RunError,
+    RunInfo,
+    claim,
+    create_run,
+    save_config,
+    save_info,
+)
 from jaxgru.lm.training import Epoch, Progress, init_state
 
 TOKENIZER = CharacterTokenizer("abc")
@@ -71,10 +87,13 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path, model, recipe):
     assert_same(params, state.evaluated)
     assert_same(jaxgru.lm.load(run, "best")[0], kept)
     assert_same(jaxgru.lm.load(run, "last")[0], state.evaluated)
-    save_config(run, replace(config, training=replace(recipe, patience=1)))
+    assert loaded_config == config and tokenizer.vocabulary == "abc"
+
+
+def test_with_early_stopping_the_best_parameters_are_the_result(tmp_path):
+    run, _, state, kept, _ = make_run(tmp_path, recipe=replace(RECIPE, patience=1))
     assert_same(jaxgru.lm.load(run)[0], kept)
     assert_same(jaxgru.lm.load(run, "last")[0], state.evaluated)
-    assert loaded_config == config and tokenizer.vocabulary == "abc"
 
 
 def test_what_comes_after_a_failed_read_is_ignored_and_nothing_else(monkeypatch):
@@ -147,9 +166,9 @@ def test_reading_a_run_writes_nothing_and_need_not_wait(tmp_path):
         assert contents(tmp_path) == before
 
 
-def make_two(root):
+def make_two(root, recipe=RECIPE):
     """A run with checkpoints of steps 2 and 3; the states of both."""
-    run, config, state, *_ = make_run(root)
+    run, config, state, *_ = make_run(root, recipe=recipe)
     params = jax.tree.map(lambda leaf: leaf + 1, state.params)
     later = state.replace(params=params, step=jnp.array(3))
     with open_checkpoints(run) as manager:
@@ -229,6 +248,65 @@ def test_nothing_is_read_but_what_was_written(what, tmp_path, capfd):
     assert said.count("\n") == 1 and "3 is broken (" in said and "of step 2 is used" in said
 
 
+def test_what_a_killed_process_left_undone_is_said_and_done(tmp_path, capfd):
+    """The newest checkpoint's checksums; and the end of an old one, of which it had deleted some.
+
+    A reader says that nothing compares the checkpoint, and writes nothing.
+    """
+    run, config, _, later = make_two(tmp_path)
+    folders = run / "checkpoints"
+    shutil.copytree(folders / "2", folders / "1", ignore=lambda *_: [CHECKSUMS, "params"])
+    written = (folders / "3" / CHECKSUMS).read_bytes()
+    (folders / "3" / CHECKSUMS).unlink()
+    before = contents(run)
+    assert_same(jaxgru.lm.load(run)[0], later.params)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and f"{folders / '3'} has no checksums" in said
+    assert contents(run) == before
+    for says in ("had no checksums", ""):
+        with claim(run), open_checkpoints(run) as manager:
+            assert_same(restore(manager, run, config)[0], later)
+            finish_writing(manager, run)
+        said = capfd.readouterr().err
+        assert says in said and said.count("\n") == bool(says)
+    assert (folders / "3" / CHECKSUMS).read_bytes() == written
+    assert sorted(os.listdir(folders)) == ["2", "3"]
+
+
+def changed(value, among):
+    """Another value of a field's type."""
+    if among:
+        return next(other for other in among if other != value)
+    changes = {bool: lambda: not value, int: lambda: value + 1, float: lambda: value / 2 or 0.5}
+    return changes.get(type(value), lambda: "latin-1")()
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_readers_refuse_a_config_of_another_recipe(tmp_path, section):
+    """One flipped bit can change any field; placements and settings may differ."""
+    run, config, *_ = make_run(tmp_path)
+    cls = SECTIONS[section]
+    for field in dataclasses.fields(cls):
+        values = to_dict(config)
+        values[section][field.name] = changed(values[section][field.name], choices(cls, field))
+        (run / "config.toml").write_text(tomli_w.dumps(values))
+        if field.metadata["role"] == "recipe":
+            with pytest.raises(jaxgru.UserError):
+                jaxgru.lm.load(run)
+        else:
+            jaxgru.lm.load(run)
+
+
+def test_readers_refuse_another_text_and_let_a_lengthened_run_be_longer(tmp_path):
+    run, config, state, *_ = make_run(tmp_path)
+    save_info(run, RunInfo(text_sha256="12"))
+    with pytest.raises(RunError, match="made with text_sha256 = '', and this is '12'"):
+        jaxgru.lm.load(run)
+    save_info(run, RunInfo(lengthened=1))
+    save_config(run, replace(config, training=replace(RECIPE, epochs=9)))
+    assert_same(jaxgru.lm.load(run)[0], state.params)
+
+
 def test_a_broken_checkpoint_is_set_aside_and_its_step_can_be_written_again(tmp_path, capfd):
     run, config, state, later = make_two(tmp_path)
     newest = run / "checkpoints" / "3"
@@ -298,8 +376,7 @@ def test_a_copy_that_was_cut_off_blocks_no_whole_checkpoint(tmp_path, capfd, mis
 
 def test_best_parameters_that_were_cut_off_are_missed(tmp_path, capfd):
     """Not the last epoch's instead."""
-    run, config, state, _ = make_two(tmp_path)
-    save_config(run, replace(config, training=replace(RECIPE, patience=2)))
+    run, _, state, _ = make_two(tmp_path, replace(RECIPE, patience=2))
     shutil.rmtree(run / "checkpoints" / "3" / "best")
     (run / "checkpoints" / "3" / CHECKSUMS).unlink()
     assert_same(jaxgru.lm.load(run)[0], jax.tree.map(lambda x: x + 1, state.params))

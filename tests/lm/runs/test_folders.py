@@ -57,6 +57,18 @@ def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
     assert link.is_symlink()
 
 
+@pytest.mark.parametrize("linked", ["runs", "runs/tiny"])
+@pytest.mark.parametrize("to", ["unmounted", "itself"])
+def test_a_link_to_nothing_is_refused(tmp_path, linked, to):
+    link = tmp_path / linked
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(link if to == "itself" else tmp_path / to)
+    says = f"{link} is a link to .*, which is not there; mount|Too many levels of symbolic links"
+    with pytest.raises(RunError, match=says):
+        create_run(tmp_path / "runs", CONFIG, TOKENIZER)
+    assert link.is_symlink()
+
+
 def test_what_is_no_run(tmp_path):
     """A name longer than 255 bytes is the fuzzer's find."""
     for path in (tmp_path, __file__, "x" * 300):
@@ -111,6 +123,19 @@ def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
         says = "No space left on device; the checkpoint of step 2 is intact"
         with pytest.raises(RunError, match=says), claim(run):
             raise raised
+
+
+def test_no_damaged_or_deleted_checkpoint_is_called_intact(tmp_path):
+    run = make_run(tmp_path)
+    (run / "checkpoints" / "4").mkdir()
+    (run / "checkpoints" / "4" / "checksums.json").write_text('{"params": "0"}')
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(RunError, match="the checkpoint of step 2 is intact"), claim(run):
+        raise full
+    says = "was moved or deleted while it was trained; if it was moved, it can be resumed"
+    with pytest.raises(RunError, match=says), claim(run):
+        shutil.rmtree(run)
+        raise full
 
 
 @pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug")])

@@ -4,7 +4,9 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
+import threading
 
 import chex
 import jax
@@ -12,11 +14,21 @@ import pytest
 from conftest import TINY, contents, slow
 
 import jaxgru
-from jaxgru.lm.config import load_config
+from jaxgru.cli.options import config_overrides
+from jaxgru.cli.train import make_parser
+from jaxgru.lm.config import (
+    OWNERS,
+    ConfigError,
+    default_value,
+    field_value,
+    load_config,
+    override,
+)
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs import checkpoints, folders, lifecycle, terminal
 from jaxgru.lm.runs.folders import RunError, RunInfo, claim, load_info
+from jaxgru.lm.runs.initial import config_from
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 from jaxgru.lm.training import Epoch, Progress
 
@@ -178,6 +190,29 @@ class TestLength:
             resume_run(run_copy, overrides)
         assert contents(run_copy) == before
 
+    @pytest.mark.parametrize("name", OWNERS)
+    def test_the_command_that_a_refusal_names_can_be_run(self, run_copy, name):
+        """What is only for the old value of another field is left out, and nothing is given."""
+        owner, value = OWNERS[name]
+        other = {"plateau": "constant", "streams": "crops"}[value]
+        own = {"training.reset_probability": 0.2, "training.random_offset": True}
+        own = {owner: value, name: own.get(name, 3 if name.endswith("patience") else 0.5)}
+        usual = load_config(run_copy / "config.toml")
+        folders.save_config(run_copy, override(usual, own))
+        assert field_value(self.named(run_copy, {owner: other}), name) == default_value(name)
+        folders.save_config(run_copy, usual)
+        assert field_value(self.named(run_copy, own), name) == own[name]
+        with pytest.raises(ConfigError, match=f"{name} is .*, but it is only for {value}"):
+            resume_run(run_copy, {name: own[name]})
+
+    def named(self, run, overrides):
+        """The config of the command that a refused resume names."""
+        with pytest.raises(RunError, match="cannot change within a run") as refusal:
+            resume_run(run, overrides)
+        command = shlex.split(str(refusal.value).partition("from its weights: ")[2])
+        given = config_overrides(make_parser().parse_args(command[2:]))
+        return config_from(given.pop("training.init"), given)
+
     def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy, capfd):
         """Its best epoch is the first of three, and it waits for two."""
         progress = Progress([Epoch(1, 1, 0.1, 2.0, 2.0, 1.0, 1.0)] * 3, best_epoch=1, finished=True)
@@ -227,14 +262,16 @@ class TestLength:
 
 
 class TestPlaces:
-    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash"])
+    @pytest.mark.parametrize("name", ["[lab] me", "a*b", "a?b", "back\\slash", "\udcff"])
     def test_a_path_in_which_orbax_finds_nothing_again_is_refused(self, run_copy, tmp_path, name):
-        """A run that was moved there can be read, but for a backslash."""
+        """Before the text is read. A run that was moved there can be read, but for two of them."""
         (tmp_path / name).mkdir()
         run = run_copy.rename(tmp_path / name / "v1")
         with pytest.raises(RunError, match="checkpoints cannot be kept in"):
             resume_run(run)
-        if "\\" not in name:
+        with pytest.raises(RunError, match="checkpoints cannot be kept in"):
+            start_run(load_config("astra_alpha", {"data.corpus": "none.txt"}), tmp_path / name)
+        if name not in ("back\\slash", "\udcff"):
             jaxgru.lm.load(run)
 
     def test_a_bug_after_a_missing_file_is_no_system_error(self, run_copy):
@@ -331,7 +368,10 @@ class TestTraining:
         before = contents(family)
 
         def full(checkpoint, values):
-            (checkpoint.folder.with_suffix(".orbax-checkpoint-tmp") / "params").mkdir(parents=True)
+            params = checkpoint.folder.with_suffix(".orbax-checkpoint-tmp") / "params"
+            params.mkdir(parents=True)
+            late = lambda: params.mkdir(parents=True, exist_ok=True)  # as TensorStore's threads
+            threading.Timer(0.3, late).start()
             raise ValueError("No space left on device [os_error_code='28']")
 
         monkeypatch.setattr(checkpoints.Checkpoint, "write", full)
