@@ -114,17 +114,17 @@ def test_recovery(monkeypatch):
 
 
 def test_recovery_is_over_once_a_short_memory_is_full(monkeypatch):
-    """An MLP of 3 tokens has forgotten a reset after 2 of them, exactly."""
+    """An MLP of 3 tokens has forgotten a reset after 2 of them."""
     monkeypatch.setattr(measures, "RECOVERY", 6)
     monkeypatch.setattr(measures, "STRIDE", 5)
     excess = measures.recovery_of(subject(cell="mlp", context_length=3))
     assert np.abs(excess[:2]).min() > 1e-3
-    np.testing.assert_allclose(excess[2:], 0, atol=1e-6)
+    np.testing.assert_allclose(excess[2:], 0, atol=1e-5)  # roundings of losses of about 10
 
 
 def test_recovery_in_a_text_shorter_than_its_length():
     """One reset fits, the beginning of the text, where the stream begins, too."""
-    np.testing.assert_allclose(measures.recovery_of(subject()), np.zeros(N - 1), atol=1e-6)
+    np.testing.assert_allclose(measures.recovery_of(subject()), np.zeros(N - 1), atol=1e-5)
 
 
 def test_each_unit_is_a_text_of_its_own(monkeypatch):

@@ -33,11 +33,11 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.(\d+))?")
 def alike(ours: str, theirs: str, units: float = 1) -> bool:
     """Whether two texts are the same, but for so many units of the last digit of decimal numbers.
 
-    The width of spaces and lines, and the tokens per second, may differ, too.
+    The width of spaces and lines, the number of devices, and the tokens per second may differ, too.
     """
 
     def parts(text):
-        text = re.sub(r"[\d,]+ tokens/s|  +|[━─]+", " ", text)
+        text = re.sub(r"[\d,]+ tokens/s|\d+ × cpu|  +|[━─]+", " ", text)
         numbers = [(float(m[0].replace(",", "")), m[1]) for m in NUMBER.finditer(text)]
         return NUMBER.sub("#", text).split(), numbers
 

@@ -210,7 +210,8 @@ UNROLLS = dm_haiku.dynamic_unroll, hk.dynamic_unroll
 )
 def test_the_same_parameters_are_drawn(init, pair, kind):
     x = normal(5, 3, 4, dtype=np.float32)
-    assert same_bits(*(jax.jit(init(run, kind))(KEY, x) for run in pair))
+    ours, theirs = (jax.jit(init(run, kind))(KEY, x) for run in pair)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 # --- Weights: of each library, something of theirs with random weights
@@ -313,22 +314,25 @@ MODULES = {"linen": linen_module, "nnx": flax_nnx.Layer, "equinox": equinox_nn.L
     "weights", [layer("gru, second bias"), STACK, PAIR, jaxgru.ResidualStack(STACK)]
 )
 def test_our_layers_are_modules(library, weights):
-    """One, a stack, two directions: each computes what jaxgru's functions do."""
+    """One, a stack, two directions: each computes what jaxgru's functions do, to rounding."""
+    alike = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-5)
+    # Weights that are not rounded make 5e-3
+    alike_narrow = partial(chex.assert_trees_all_close, atol=1e-3)
     make, x = MODULES[library], normal(3, 5, 4, dtype=np.float32)
     module, options = make(weights), dict(lengths=np.array([5, 0, 2]))
     two = weights is PAIR
     run = (lambda pair, *a, **o: jaxgru.bidirectional(*pair, *a, **o)) if two else jaxgru.unroll
-    assert same_bits(module(x, **options), run(weights, x, **options))
+    alike(module(x, **options), run(weights, x, **options))
     narrow = jaxgru.round_weights(weights, jnp.bfloat16)
-    assert same_bits(make(weights, jnp.bfloat16)(x), run(narrow, x))
+    alike_narrow(make(weights, jnp.bfloat16)(x), run(narrow, x))
     if two:
         assert same_bits(module.initial_carry(3), tuple(jaxgru.initial_carry(p, 3) for p in PAIR))
     else:
         carry = jaxgru.initial_carry(weights, 3)
         assert same_bits(module.initial_carry(3), carry)
-        assert same_bits(module.step(x[:, 0], carry), jaxgru.step(weights, x[:, 0], carry))
+        alike(module.step(x[:, 0], carry), jaxgru.step(weights, x[:, 0], carry))
         rounded = make(weights, jnp.bfloat16).step(x[:, 0], carry)
-        assert same_bits(rounded, jaxgru.step(narrow, x[:, 0], carry))
+        alike_narrow(rounded, jaxgru.step(narrow, x[:, 0], carry))
     assert same_bits(module.layer(), weights)
 
 

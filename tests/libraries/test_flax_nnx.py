@@ -157,27 +157,29 @@ def test_dropout_by_rngs_and_deterministic():
     module, stream = Layer(weights, dropout=sites, rngs=nnx.Rngs(1)), nnx.Rngs(1).dropout.fork()
     call, run = nnx.jit(lambda module: module(x)), partial(jaxgru.unroll, weights, x)
     drawn = lambda: [site.replace(key=stream()) for site in sites]
+    alike = partial(jax.tree.map, close)  # to rounding: within `jit`, it is another program
     for _ in range(2):
-        assert same_bits(call(module), run(dropout=drawn()))
+        alike(call(module), run(dropout=drawn()))
     of_call = module(x, rngs=nnx.Rngs(dropout=7))
     keys = nnx.Rngs(dropout=7)
-    assert same_bits(of_call, run(dropout=[site.replace(key=keys.dropout()) for site in sites]))
+    alike(of_call, run(dropout=[site.replace(key=keys.dropout()) for site in sites]))
     module.eval()
     mean = run(dropout=sites[1])  # as in the paper on zoneout
-    assert same_bits(call(module), mean) and same_bits(module(x, deterministic=True), mean)
-    assert same_bits(module(x, deterministic=False), run(dropout=drawn()))
+    alike(call(module), mean)
+    alike(module(x, deterministic=True), mean)
+    alike(module(x, deterministic=False), run(dropout=drawn()))
     module.train()
-    assert same_bits(call(module), run(dropout=drawn()))
+    alike(call(module), run(dropout=drawn()))
     plain, alone = Layer(weights), Layer(weights, dropout=sites[0])
     y, dropped = plain(x)[0], np.asarray(alone(x, rngs=nnx.Rngs(0))[0])
     kept = dropped != 0  # by 1/(1 − rate), as nnx.Dropout scales
-    np.testing.assert_array_equal(dropped, np.where(kept, y / 0.5, 0))
+    np.testing.assert_allclose(dropped, np.where(kept, y / 0.5, 0), rtol=1e-5)
     assert 0.2 < kept.mean() < 0.8
-    assert same_bits(alone(x, deterministic=True), plain(x))
+    alike(alone(x, deterministic=True), plain(x))
     with pytest.raises(InteropError, match="the dropout of this Layer needs random numbers: give"):
         alone(x)
     own = Dropout(jax.random.key(3), 0.2, "input")
-    assert same_bits(alone(x, dropout=own), run(dropout=own))
+    alike(alone(x, dropout=own), run(dropout=own))
 
 
 def test_integer_inputs():

@@ -1,5 +1,6 @@
 """What a resumed run is bound to, what may change, and what must not end a run in training."""
 
+import itertools
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from jaxgru.lm.runs import checkpoints, folders, lifecycle, terminal
 from jaxgru.lm.runs.folders import RunError, RunInfo, claim, load_info
 from jaxgru.lm.runs.initial import config_from
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
-from jaxgru.lm.training import Epoch, Progress
+from jaxgru.lm.training import Epoch, Progress, loop
 
 FEWER = TINY | {"training.epochs": 1, "training.steps_per_epoch": 1}
 
@@ -139,9 +140,15 @@ class TestLength:
         assert records(run_copy) == after
         assert load_info(run_copy).commits == [*commits, "a" * 40]
 
-    def test_a_plateau_goes_on_to_the_same_bits(self, tmp_path, tiny_text):
-        """Two epochs and two more are the four, with the best loss and the scale so far."""
-        options = TINY | {"training.schedule": "plateau", "training.learning_rate": 1.0}
+    def test_a_plateau_goes_on_to_the_same_bits(self, tmp_path, tiny_text, monkeypatch):
+        """Two epochs and two more are the four, with the best loss and the scale so far.
+
+        The validation losses are written here, for those of a training depend on rounding. The
+        third is lower than the second, but not than the best, which is the first.
+        """
+        options = TINY | {"training.schedule": "plateau"}
+        losses = itertools.cycle([1.0, 2.0, 1.5, 1.75])
+        monkeypatch.setattr(loop, "window_loss", lambda *_: next(losses))
 
         def start(epochs):
             own = {"data.corpus": str(tiny_text), "training.epochs": epochs, "name": "x"}
@@ -150,9 +157,9 @@ class TestLength:
         whole, run = start(4), start(2)
         resume_run(run, {"training.epochs": 4})
         chex.assert_trees_all_equal(jaxgru.lm.load(run)[0], jaxgru.lm.load(whole)[0])
-        rates = [record["learning_rate"] for record in records(run)]
-        assert rates == [record["learning_rate"] for record in records(whole)]
-        assert rates[2] < 1 and rates[3] < rates[2]
+        expected = pytest.approx([3e-3, 3e-3, 3e-3 / 4, 3e-3 / 16], rel=1e-5)
+        assert [record["learning_rate"] for record in records(whole)] == expected
+        assert [record["learning_rate"] for record in records(run)] == expected
 
     @pytest.mark.slow
     def test_twice_before_a_step_is_done(self, run_copy, monkeypatch, capfd):
@@ -321,7 +328,10 @@ class TestTraining:
     def test_the_announced_loss_is_that_of_the_model_that_is_loaded(
         self, tiny_text, tmp_path, capfd, patience
     ):
-        """The rate is far too high, so the first of two epochs is the best."""
+        """The rate is far too high, so the first of two epochs is the best.
+
+        Their losses are 15.8 and 22.5; with another rounding, they differ by 0.01.
+        """
         options = FEWER | {"data.corpus": str(tiny_text), "name": "tiny", "training.epochs": 2}
         options |= {"training.learning_rate": 3, "training.patience": patience}
         run = start_run(load_config("astra_alpha", options), tmp_path / "my runs")
