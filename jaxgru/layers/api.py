@@ -289,7 +289,9 @@ def _without_unread_rows(x: Lookup, real: Bool[Array, "..."] | None) -> Lookup:
         table, ids = vary_alike(x)
         is_read = jnp.zeros(len(table), bool)
         is_read = vary_alike((is_read, ids))[0]
-        is_read = is_read.at[ids].max(True if real is None else real, wrap_negative_indices=False)
+        numbers = ids.astype(jnp.int32) if ids.dtype == bool else ids
+        is_real = True if real is None else real
+        is_read = is_read.at[numbers].max(is_real, wrap_negative_indices=False)
         return jnp.where(is_read[:, None], table, 0)
 
     return x._replace(table=sharded_by_xla(cleaned, x, (None, None))(x))
@@ -315,6 +317,8 @@ def _start(
         return start or of_reset, of_reset
     of_layers: Carries = initial_carry(stack, rows)
     start = start or of_layers
+    if sequences.reset is None:
+        return start, (None,) * len(stack)
     own = zip(stack, start, of_layers, strict=True)
     return start, tuple(None if starts_at_zero(p) else in_dtypes_of(c, o) for p, c, o in own)
 

@@ -53,7 +53,7 @@ def with_unread(marks: Marks, given: Carries, last: Carries, each: Tree) -> tupl
     last = IN_ROWS.choose(first < T, last, given)
     if each is not None:
         given_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (T, *leaf.shape)), given)
-        has_begun = jnp.arange(T)[:, None] >= first
+        has_begun = jnp.arange(T)[:, None] >= first[None]
         each = IN_ROWS.choose(has_begun, each, given_each)
     return last, each
 

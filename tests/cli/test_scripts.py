@@ -32,19 +32,21 @@ from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.evaluate import write_table
 from jaxgru.errors import shown
 from jaxgru.lm import processors
-from jaxgru.lm.config import Config, DataConfig, ModelConfig
+from jaxgru.lm.config import Config, DataConfig, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import (
     TOKENIZERS,
     ByteTokenizer,
     CharacterTokenizer,
     Tokenizer,
     WordTokenizer,
+    load_tokenizer,
 )
 from jaxgru.lm.evaluation import stream_nll
+from jaxgru.lm.files import write_checksums
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.generation import Options, generate_texts
 from jaxgru.lm.load import find_model
-from jaxgru.lm.runs import lifecycle
+from jaxgru.lm.runs import checkpoints, lifecycle
 from jaxgru.lm.runs.folders import RunInfo, load_info, save_info
 
 
@@ -215,6 +217,7 @@ class TestEvaluate:
         (tmp_path / "own.txt").write_text(tiny_text.read_text(), "utf-16")
         sha256 = hashlib.sha256((tmp_path / "own.txt").read_bytes()).hexdigest()
         save_info(run_copy, RunInfo(sha256))
+        as_if_made_so(run_copy)
         for name, says in (("other", "all of other.txt: "),
                            ("own", "the validation split of own.txt (utf-16): ")):  # fmt: skip
             done = script("evaluate", run_copy, "--text", f"{name}.txt")
@@ -227,6 +230,7 @@ class TestEvaluate:
         info, text = load_info(run_copy), "what light through yonder Juliet\n" * 3
         hashes = f"{info.text_sha256} {hashlib.sha256(text.encode()).hexdigest()}"
         save_info(run_copy, dataclasses.replace(info, text_sha256=hashes))
+        as_if_made_so(run_copy)
         evaluate = "evaluate", run_copy, "--text", tiny_text
         says = f"there is no text {tmp_path}/held_out.txt; give its place with --validation.\n"
         assert script(*evaluate).err.endswith(says)
@@ -508,6 +512,16 @@ def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
+
+
+def as_if_made_so(run: Path) -> None:
+    """Let the checkpoints of an edited run say that it was trained with what its files say."""
+    config, info = load_config(run / "config.toml"), load_info(run)
+    values = checkpoints.made_with(config, info, load_tokenizer(run))
+    for folder in (run / "checkpoints").iterdir():
+        (folder / "made_with" / "metadata").write_text(json.dumps(values))
+        (folder / "checksums.json").unlink()
+        write_checksums(folder)
 
 
 def test_a_run_without_a_finished_checkpoint(refused, run_copy):
