@@ -42,8 +42,6 @@ class Recurrence(Generic[C]):
 
     num_gates: ClassVar[int] = 1
     """G, the number of gates, into which a (T, B, G·H) is split."""
-    in_rows: ClassVar[bool] = False
-    """Whether the equations hold in rows only."""
 
     def step(self, layout: Layout, U: Weights, carry: C, a: Sequence[Array]) -> tuple[C, Weights]:
         """Return the next carry, and `saved`: what a gradient needs besides the carries.
@@ -122,9 +120,7 @@ class Cell(Generic[C]):
 
         Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
         not h, which dropout may drop units of. Then their gradients are computed for all steps at
-        once. A step that multiplies by large weights in another way is differentiated by JAX.
-        The carry's gradient is then added up in parts, so a `jax.custom_vjp` that is not linear in
-        it, such as one that clips, must act on the next carry.
+        once. JAX differentiates everything else, such as a product that is written in another way.
 
         Args:
           a: (B, …), a step of what `inputs` returns.
@@ -179,7 +175,7 @@ def sizes(params: CellParams) -> tuple[int, int]:
 
 def starts_at_zero(params: CellParams) -> bool:
     """Return whether the carry before the first step is zeros, whatever the parameters are."""
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         start = params.zero_carry(1)
     is_zero = lambda leaf: not isinstance(leaf, Tracer) and not np.asarray(leaf).any()
     return all(map(is_zero, jax.tree.leaves(start)))

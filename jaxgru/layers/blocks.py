@@ -11,18 +11,17 @@ from jaxgru.cells.carry import Size, Tree
 ROWS_AT_ONCE, FEWEST_BLOCKS = 512, 4  # steps times rows of the batch: see `block_length`
 
 
-def block_length(T: Size, B: Size, H: int, is_derived: bool = False) -> Size:
+def block_length(T: Size, B: Size, H: int) -> Size:
     """Return how many steps of a layer are computed at once: x·W, the recurrence, the gradients.
 
     All of them on a GPU, or if they are few. On a CPU, as many as fit in the cache, but enough to
     amortize the sum of the weights' gradients over the blocks. With many rows and few units, one
     step is enough: over 64 rows × 128 steps, on one core of an AMD EPYC with JAX 0.12, the gradient
-    of a GRU or an LSTM of 32 or 64 units is 1.06 to 1.15× as fast as with 8 steps at once, and a
-    derived one, which saves more for each step, 1.1 to 1.5× up to 256 units.
+    of a GRU or an LSTM of 32 or 64 units is 1.06 to 1.15× as fast as with 8 steps at once.
     """
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes
-    few = B >= 16 and H <= 256 if is_derived else B >= 32 and H <= 64
+    few = B >= 32 and H <= 64
     most = max((32 if few else ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1), 1)
     if T < FEWEST_BLOCKS * most:  # about as fast, and compiled in three quarters of the time
         return T

@@ -1,14 +1,16 @@
-"""A cell's `Recurrence` from its step alone: the gradient is derived, not written by hand.
+"""JAX's gradient of a cell's step, with the gradients of its weights taken out of the loop.
 
-The forward scan saves the products with weights. In a step of the backward scan, they are given, so
-JAX differentiates only what stands between them, and each weight's gradient is ONE product after
-the scan, as for the recurrences that are written by hand.
+Each product y = h·U of a step is tapped: `tap(y, zeros)` is y, and the gradient of the zeros is
+that of y. The scan takes zeros (T, B, G) as an input and returns the factors h of all steps, so JAX
+stacks the gradients dy, and U's gradient is ONE product after the scan, as for the recurrences that
+are written by hand. XLA never reads the zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,184 +18,211 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
-from jaxgru.cells.carry import Carry, Size, Tree
-from jaxgru.cells.contract import AnyRecurrence, CellParams, Weights
-from jaxgru.cells.layout import IN_ROWS, Layout
+from jaxgru.cells.carry import Carry, Size, Tree, hidden
+from jaxgru.cells.contract import CellParams, Weights
+from jaxgru.cells.layout import IN_ROWS
+from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import gradient_of
+from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.layers.over_time import advance
+
+Taps: TypeAlias = tuple[jax.ShapeDtypeStruct | None, ...]
+"""For each product of a step, in the order of its calls: its shape, or None if it is not tapped."""
 
 
-class _NotDerived(Exception):
-    """Why no gradient can be derived."""
+def taps_are_faster(B: Size) -> bool:
+    """Return whether taps are faster than JAX's own gradient, for any cell."""
+    return jax.default_backend() != "cpu" or (isinstance(B, int) and B <= 8)
 
 
-class _Program:
-    """A function, traced abstractly: a call computes only what its result depends on.
-
-    Attributes:
-      read: the numbers of the arguments' leaves that the result depends on.
-      closed: the traced function, with what it closes over.
-    """
-
-    def __init__(self, function: Callable[..., Tree], *args: Tree):
-        self.closed, like = jax.make_jaxpr(function, return_shape=True)(*args)
-        self.structure = jax.tree.structure(like)
-        jaxpr, needed = self.closed.jaxpr, []
-        read = set(map(id, jaxpr.outvars))
-        for equation in reversed(jaxpr.eqns):
-            if read.intersection(map(id, equation.outvars)):
-                read.update(map(id, equation.invars))
-                needed.insert(0, equation)
-        self.read = [i for i, variable in enumerate(jaxpr.invars) if id(variable) in read]
-        self.run = jaxpr_as_fun(self.closed.replace(jaxpr=jaxpr.replace(eqns=needed)))
-
-    def __call__(self, *args: Tree) -> Tree:
-        """Return the function's result; what is not read may be shapes and dtypes alone."""
-        return jax.tree.unflatten(self.structure, self.run(*jax.tree.leaves(args)))
-
-
-class _Derived(AnyRecurrence):
-    """The recurrence of a cell's step.
-
-    Its weights are the n of its products and the `inner` leaves of the cell, which it uses in other
-    ways; `like` and `structure` are the cell's.
-    """
-
-    in_rows = True
-
-    def __init__(
-        self,
-        like: Sequence[jax.ShapeDtypeStruct],
-        structure: Tree,
-        inner: Sequence[int],
-        n: int,
-    ):
-        self.like, self.structure, self.inner, self.n = like, structure, inner, n
-
-    def with_products(
-        self,
-        layout: Layout,
-        times: Callable[[int, Array], Array],
-        others: Sequence[Array],
-        carry: Carry,
-        a: Array,
-    ) -> tuple[Carry, list[Array], list[Array]]:
-        """Return the next carry, all factors of h or the like, and all products `times(i, h)`."""
-        filled: list[Tree] = [*self.like]
-        for i, leaf in zip(self.inner, others, strict=True):
-            filled[i] = leaf.reshape(self.like[i].shape)
-
-        def function(leaves: list[Array], carry: Carry, a: Array) -> Tree:
-            factors: list[Array] = []
-            products: list[Array] = []
-
-            def product(_: Array, h: Array) -> Array:
-                factors.append(h)
-                products.append(times(len(products), h))
-                return products[-1]
-
-            cell = jax.tree.unflatten(self.structure, leaves)
-            return cell.step(layout._replace(product=product), carry, a), factors, products
-
-        return _Program(function, filled, carry, a)(filled, carry, a)
-
-    def step(self, layout, U, carry, a):
-        times = lambda i, h: layout.product(U[i], h)
-        carry, _, y = self.with_products(layout, times, U[self.n :], carry, *a)
-        return carry, (*a, *y)
-
-    def step_gradient(self, layout, U, d_carry, carry, after, saved):
-        n, (a, *y) = self.n, saved
-        of_rank = lambda i, u: u.mT if self.like[i].ndim > 1 else u
-        others = list(map(of_rank, self.inner, U[n:]))
-
-        def pull_back(of: Callable[[Tree], Tree]) -> Callable[[Tree], Tree]:
-            """Return the pull-back of the next carry, or of what enters a product."""
-            results = lambda *args: self.with_products(layout, lambda i, h: args[3][i], *args[:3])
-            return jax.vjp(lambda *args: of(results(*args)), others, carry, a, y)[1]
-
-        d = pull_back(lambda results: results[0])(d_carry)  # of others, the carry, a, the products
-        for i in reversed(range(n)):
-            enters = pull_back(lambda results, i=i: results[1][i])
-            d = jax.tree.map(jnp.add, d, enters(layout.product(U[i], d[3][i])))
-        d_others, d_carry, da, dy = d
-        return d_carry, (da, *dy, *d_others)
-
-    def gradients(self, layout, U, carry, after, saved, kept):
-        n, (a, *y), (da, *rest) = self.n, saved, kept
-        entered = lambda c, a, y: self.with_products(layout, lambda i, h: y[i], U[n:], c, a)[1]
-        of_products = map(gradient_of, U[:n], jax.vmap(entered)(carry, a, y), rest[:n])
-        total: Callable[[Array, Array], Array] = lambda u, d: d.sum(0).reshape(u.shape)
-        return (*of_products, *map(total, U[n:], rest[n:])), da
-
-
-def derived(
-    params: CellParams, carry: Tree, a: jax.ShapeDtypeStruct
-) -> tuple[AnyRecurrence, Weights] | str:
-    """Return the recurrence of a cell's step, and its weights: those of its products, then others.
-
-    No step is computed here, or in the gradient, with other values than the layer's.
+def over_time_by_jax(
+    params: CellParams,
+    carry: Carry,
+    a: Array,
+    marks: Marks = NO_MARKS,
+    return_carries: bool = False,
+    is_tapped: bool = True,
+) -> tuple[Tree, Carry]:
+    """Run a cell's step over time; arguments and results as of `over_time`.
 
     Args:
-      carry: the state before a step; only its shapes and dtypes matter.
+      is_tapped: take the weights' gradients out of the loop, where that is possible.
+    """
+    dtype = hidden(carry).dtype
+    a = a.astype(dtype)
+    params = jax.tree.map(lambda leaf: leaf if leaf.ndim > 1 else leaf.astype(dtype), params)
+    products = tapped_products(params, carry, a[0]) if is_tapped else ""
+    if isinstance(products, str):
+        return _scan((), return_carries, params, (), carry, a, marks)[0]
+    taps, U = products
+    return _tapped(taps, return_carries, params, U, carry, a, marks)
+
+
+def tapped_products(
+    params: CellParams, carry: Tree, a: jax.ShapeDtypeStruct | Array
+) -> tuple[Taps, Weights] | str:
+    """Return which products of a step are tapped, and their weights.
+
+    Those are tapped whose weights depend on the parameters alone. No step is computed here with
+    other values than the layer's.
+
+    Args:
+      carry: the state before a step; only its shapes and dtypes matter, and those of a.
       a: a step of what the cell's `inputs` returns.
 
     Returns:
-      A reason, such as "the step has effects", if JAX's gradient has to be used instead.
+      A reason, such as "the step has effects", if there are none to tap.
     """
     leaves, structure = jax.tree.flatten(params)
-    like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    shapes: list[jax.ShapeDtypeStruct] = []
 
-    def recorded(leaves: list[Array], carry: Carry, a: Array, cut: bool) -> tuple[Tree, Tree]:
-        """Return the weights of all products; with `cut`, the next carry and the factors.
-
-        Then, what depends on weights through products alone does not depend on them.
-        """
-        weights: list[Array] = []
-        factors: list[Array] = []
+    def weights_of_step(wanted: Sequence[bool] | None, *arguments: Tree) -> list[Array | None]:
+        """Return the weights of each product, or those wanted."""
+        leaves, carry, a = arguments
+        weights: list[Array | None] = []
+        shapes.clear()
         here = get_opaque_trace_state()
 
         def product(U: Array, h: Array) -> Array:
-            if U.ndim < 2:
-                raise _NotDerived("a factor of layout.times is no matrix")
-            if get_opaque_trace_state() != here:
-                raise _NotDerived("layout.times is called within a transformation, as jax.vmap")
-            weights.append(U)
-            factors.append(h)
             y = IN_ROWS.product(U, h)
-            return jnp.zeros(y.shape, y.dtype) if cut else y
+            # Within a transformation of the step, such as `jax.vmap`, they would leak
+            is_visible = U.ndim > 1 and get_opaque_trace_state() == here
+            is_wanted = wanted is None or wanted[len(weights)]
+            weights.append(U if is_visible and is_wanted else None)
+            shapes.append(jax.ShapeDtypeStruct(y.shape, y.dtype))
+            return y
 
         cell = jax.tree.unflatten(structure, leaves)
-        after = cell.step(IN_ROWS._replace(product=product), carry, a)
-        return (after, factors) if cut else (None, weights)
+        cell.step(IN_ROWS._replace(product=product), carry, a)
+        return weights
 
-    args = like, carry, a
-    try:
-        alone = _Program(partial(recorded, cut=True), *args)
-        weights = _Program(partial(recorded, cut=False), *args)
-    except _NotDerived as reason:
-        return str(reason)
-    inner = [i for i in alone.read if i < len(leaves)]
-    if any(isinstance(value, Tracer) for value in weights.closed.consts):
-        return "the step closes over traced values"
-    if weights.closed.effects:
+    def traced(wanted: Sequence[bool] | None) -> tuple[Any, list[Any]]:
+        trace = jax.make_jaxpr(partial(weights_of_step, wanted), return_shape=True)
+        return trace(leaves, carry, a)
+
+    closed, weights = traced(None)
+    if closed.effects:
         return "the step has effects, such as jax.debug.print or a check of checkify"
-    if any(leaf >= len(leaves) for leaf in weights.read):
-        return "the step computes weights from its state or its input"
-    if any(leaves[i].size > 16 * jax.tree.leaves(carry)[0].shape[-1] for i in inner):
-        return "the step uses large weights without layout.times"
-    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(carry)):
-        return "the carry contains whole numbers, such as a count"
-    U: list[Array] = weights(leaves, carry, a)[1]
-    return _Derived(like, structure, inner, len(U)), (*U, *(leaves[i] for i in inner))
+    if any(isinstance(value, Tracer) for value in closed.consts):
+        return "the step closes over traced values"
+    variables = iter(closed.jaxpr.outvars)
+    of_state = set(map(id, closed.jaxpr.invars[len(leaves) :]))
+    is_tapped = [
+        weight is not None and of_state.isdisjoint(needed_for([next(variables)], closed.jaxpr)[0])
+        for weight in weights
+    ]
+    if not any(is_tapped):
+        return "the step uses layout.times for no weights that depend on the parameters alone"
+    closed, _ = traced(is_tapped)
+    jaxpr = closed.jaxpr
+    _, equations = needed_for(jaxpr.outvars, jaxpr)
+    compute = jaxpr_as_fun(closed.replace(jaxpr=jaxpr.replace(eqns=equations)))
+    U = compute(*leaves, *jax.tree.leaves((carry, a)))
+    taps = tuple(shape if tapped else None for shape, tapped in zip(shapes, is_tapped, strict=True))
+    return taps, tuple(U)
 
 
-def jax_is_faster(recurrence: AnyRecurrence, B: Size, H: int) -> bool:
-    """Return whether JAX's gradient of a cell is faster than the derived one.
+def needed_for(outputs: Sequence[Any], jaxpr: Any) -> tuple[set[int], list[Any]]:
+    """Return the ids of the variables that some of a program depend on, and their equations."""
+    read = set(map(id, outputs))
+    equations: list[Any] = []
+    for equation in reversed(jaxpr.eqns):
+        if read.intersection(map(id, equation.outvars)):
+            read.update(map(id, equation.invars))
+            equations.insert(0, equation)
+    return read, equations
 
-    On a CPU, with two or more products in a step, many rows and few units: on one core of an AMD
-    EPYC with JAX 0.12, the derived gradient of LEM (Rusch et al. 2022) takes 1.04 to 1.33 times as
-    long over 16 or 64 rows, and no longer above 128 units or with 4 rows.
-    """
-    several = isinstance(recurrence, _Derived) and recurrence.n > 1
-    few_units = isinstance(B, int) and B >= 16 and H <= 128
-    return several and few_units and jax.default_backend() == "cpu"
+
+@jax.custom_vjp
+def tap(y: Array, zeros: Array) -> Array:
+    """Return y, whose gradient is also that of the zeros."""
+    return y
+
+
+tap.defvjp(lambda y, zeros: (y, None), lambda _, dy: (dy, dy))
+
+
+def _scan(
+    taps: Taps,
+    return_carries: bool,
+    params: CellParams,
+    U: Weights,
+    carry: Carry,
+    a: Array,
+    marks: Marks,
+    zeros: Sequence[Array] | None = None,
+) -> tuple[tuple[Tree, Carry], list[Array] | None]:
+    """Return the outputs of every step and the last carry; and the factors of tapped products."""
+    weights = rounded_inside(params)
+    dropping = IN_ROWS.dropping(marks.product)
+
+    def step(carry: Carry, inputs: Tree) -> tuple[Carry, Tree]:
+        a, marks_now, zeros = inputs
+        factors: list[Array] = []
+        is_tapped = iter(taps)
+
+        def product(weights: Array, h: Array) -> Array:
+            if next(is_tapped, None) is None:
+                return IN_ROWS.product(weights, h)
+            i = len(factors)
+            factors.append(h)
+            y = IN_ROWS.product(U[i], h)
+            return y if zeros is None else tap(y, zeros[i])
+
+        def equations(carry: Carry) -> tuple[Carry, list[Array]]:
+            return weights().step(dropping._replace(product=product), carry, a), factors
+
+        carry, _, factors = advance(IN_ROWS, equations, carry, marks.at(marks_now))
+        outputs = carry if return_carries else hidden(carry)
+        return carry, (outputs, None if zeros is None else factors)
+
+    carry, (outputs, factors) = jax.lax.scan(step, carry, (a, marks.each_step(), zeros))
+    return (outputs, carry), factors
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _tapped(
+    taps: Taps,
+    return_carries: bool,
+    params: CellParams,
+    U: Weights,
+    carry: Carry,
+    a: Array,
+    marks: Marks,
+) -> tuple[Tree, Carry]:
+    return _scan(taps, return_carries, params, U, carry, a, marks)[0]
+
+
+def _forward(
+    taps: Taps,
+    return_carries: bool,
+    params: CellParams,
+    U: Weights,
+    carry: Carry,
+    a: Array,
+    marks: Marks,
+) -> tuple[tuple[Tree, Carry], Tree]:
+    T = a.shape[0]
+    zeros = [jnp.zeros((T, *like.shape), like.dtype) for like in taps if like is not None]
+    zeros, _ = vary_alike((zeros, a))
+
+    def run(
+        params: CellParams, carry: Carry, a: Array, initial: Tree, zeros: Sequence[Array]
+    ) -> tuple[tuple[Tree, Carry], list[Array] | None]:
+        starts = marks._replace(initial=initial)
+        return _scan(taps, return_carries, params, U, carry, a, starts, zeros)
+
+    results, pull_back, factors = jax.vjp(run, params, carry, a, marks.initial, zeros, has_aux=True)
+    return results, (U, pull_back, factors)
+
+
+def _backward(
+    taps: Taps, return_carries: bool, residuals: Tree, d_results: tuple[Tree, Carry]
+) -> tuple[CellParams, Weights, Carry, Array, Marks]:
+    U, pull_back, factors = residuals
+    d_params, d_carry, da, d_initial, dy = pull_back(d_results)
+    dU = tuple(map(gradient_of, U, factors, dy))
+    return d_params, dU, d_carry, da, Marks(initial=d_initial)
+
+
+_tapped.defvjp(_forward, _backward)

@@ -31,7 +31,7 @@ from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.errors import type_name
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
-from jaxgru.layers.derived import derived, jax_is_faster
+from jaxgru.layers.derived import over_time_by_jax, tapped_products, taps_are_faster
 from jaxgru.layers.over_time import advance, over_time
 from jaxgru.layers.validate import check_features, check_layers, check_stack
 
@@ -40,8 +40,9 @@ IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at
 the same time, for GPUs. It falls back to "scan" if it does not support the layers, and for resets,
 padding, `return_carries`, a `ResidualStack`, zoneout and variational dropout at the state. "auto"
-is "scan", or "autodiff" for a derived gradient that is slower: see `jax_is_faster`. It is not
-"wavefront": on the one GPU tried, that made GRUs faster, an LSTM slower."""
+is "scan", but a step without a gradient by hand is differentiated by JAX where that is faster: see
+`taps_are_faster` in `jaxgru.layers.derived`. It is not "wavefront": on the one GPU tried, that made
+GRUs faster, an LSTM slower."""
 
 
 class StackOptions(NamedTuple):
@@ -99,8 +100,8 @@ def which_gradient(layer: CellParams) -> str:
 
     Returns:
       "written by hand", "of all steps at once" or "derived from the step", which are jaxgru's own;
-      or "JAX's, because …", which says what in the step stands in the way. For some sizes of the
-      batch, JAX's takes the place of a derived one that is slower: see `jax_is_faster`.
+      or "JAX's, because …", which says what in the step stands in the way. With more than 8 rows
+      on a CPU, JAX's own is faster than a derived one, so "auto" takes it.
 
     Raises:
       ValueError: `unroll` does not take the layer either, or there are several.
@@ -114,8 +115,8 @@ def which_gradient(layer: CellParams) -> str:
     if type(layer).all_steps is not Cell.all_steps:
         return "of all steps at once"
     carry = jax.eval_shape(lambda layer: layer.zero_carry(1), layer)
-    gradient = derived(layer, carry, step_input(layer, carry))
-    return f"JAX's, because {gradient}" if isinstance(gradient, str) else "derived from the step"
+    products = tapped_products(layer, carry, step_input(layer, carry))
+    return f"JAX's, because {products}" if isinstance(products, str) else "derived from the step"
 
 
 def unroll_layer(
@@ -151,16 +152,16 @@ def unroll_layer(
     at_once = only_masks and (params.every_mark or not marked)
     if at_once and (done := params.all_steps(carry, x, marks)) is not None:
         return done
-    by_hand = params.by_hand()
-    gradient = by_hand or derived(params, carry, step_input(params, carry))
-    if isinstance(gradient, str) or implementation == "auto" and jax_is_faster(gradient[0], B, H):
-        return unroll_autodiff(params, carry, x, marks, return_carries)
-    recurrence, U = gradient
     inputs, steps = before_lookup(params.inputs, x)
+    by_hand = params.by_hand()
+    if by_hand is None:
+        is_tapped = implementation != "auto" or taps_are_faster(B)
+        return over_time_by_jax(params, carry, inputs(steps), marks, return_carries, is_tapped)
+    recurrence, U = by_hand
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
     wide = all(jnp.finfo(leaf.dtype).bits >= 32 for leaf in jax.tree.leaves(params))
-    length = block_length(T, B, H, by_hand is None) if wide else T
+    length = block_length(T, B, H) if wide else T
     steps = steps, marks.each_step()
     # To compute a shorter last block would be a second program, and take twice the time to compile.
     # So it reads the last step again and again, and the last carry is one of all carries.

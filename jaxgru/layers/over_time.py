@@ -22,9 +22,9 @@ S = TypeVar("S")
 Residuals: TypeAlias = tuple[Weights, Carry, Array, Tree, Marks]
 
 
-def training_layout(recurrence: AnyRecurrence, B: Size, H: int) -> Layout:
+def training_layout(B: Size, H: int) -> Layout:
     """Return the layout of a forward pass whose gradient is taken, and of its backward pass."""
-    if recurrence.in_rows or not isinstance(B, int) or B >= 64 or B * H <= 2**13:
+    if not isinstance(B, int) or B >= 64 or B * H <= 2**13:
         return IN_ROWS  # `jax.export` has symbolic sizes
     return IN_COLUMNS
 
@@ -108,7 +108,7 @@ def _forward(
     a: Array,
     marks: Marks,
 ) -> tuple[tuple[Tree, Carry], Residuals]:
-    layout = training_layout(recurrence, *hidden(carry).shape)
+    layout = training_layout(*hidden(carry).shape)
     outputs, last, saved = _scan(
         layout, recurrence, return_carries, U, carry, [a], marks, save=True
     )
@@ -154,7 +154,7 @@ def _backward(
     cotangents: tuple[Tree, Carry],
 ) -> tuple[Weights, Carry, Array, Marks]:
     U, first, h, (others, new_others, saved), marks = residuals
-    layout = training_layout(recurrence, *h.shape[1:])
+    layout = training_layout(*h.shape[1:])
     turned, dropping = layout.turned, layout.dropping(marks.product)
     d_outputs, d_last = turned(cotangents)
     transposed_U = layout.weights(tuple(leaf.mT if leaf.ndim > 1 else leaf for leaf in U))

@@ -65,7 +65,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
 def test_lengths_of_blocks(monkeypatch):
     """As many steps as have about 512 rows, 1,024 of many units; a divisor if possible, or all.
 
-    Or 32 rows: of few units, or where a gradient is derived and they are 16 at least.
+    Or 32 rows, of few units.
     """
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
@@ -76,7 +76,6 @@ def test_lengths_of_blocks(monkeypatch):
         *(1, 12, 13, 17, 10, 8, 8)
     ]
     assert [length_of(128, B, 64) for B in (16, 31, 32, 64)] == [32, 16, 1, 1]
-    assert [length_of(128, B, 256, True) for B in (15, 16, 32)] == [128, 2, 1]
     B, T = jax.export.symbolic_shape("B, T")
     assert length_of(T, 4, 8) is T and length_of(7, B, 8) == 7
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

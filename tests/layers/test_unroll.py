@@ -27,7 +27,6 @@ from random_models import INIT
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.cells.lstm import LSTM as Recurrence
 from jaxgru.layers import blocks, over_time
 
 GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
@@ -56,7 +55,7 @@ def stack_of(kind, num_layers, seed=0):
 def test_which_way():
     """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
     sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
-    layouts = [over_time.training_layout(Recurrence(), *size).axis for size in sizes]
+    layouts = [over_time.training_layout(*size).axis for size in sizes]
     assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
 
 
