@@ -209,9 +209,14 @@ class Layer(nn.Module):
         return self._layers
 
     def initial_carry(self, batch_size: Any) -> Any:
-        """Return `jaxgru.initial_carry` of the layers; for a pair, a pair; without variables."""
-        like = jax.eval_shape(lambda p: common.initial_carry(p, batch_size), _shapes(self.layers))
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        """Return `jaxgru.initial_carry` of the layers; for a pair, a pair.
+
+        Without variables, what a cell of your own learns of its start is zeros.
+        """
+        if self.scope is not None:
+            return common.initial_carry(self.layer(), batch_size)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _shapes(self.layers))
+        return common.initial_carry(zeros, batch_size)
 
 
 def _shapes(draw: Callable[[Array], Any]) -> Any:

@@ -202,6 +202,17 @@ def test_restored_by_flax_and_orbax(tmp_path):
                 wider.apply(restored(wider.init(jax.random.key(1), X)), X)
 
 
+def test_a_layer_starts_where_its_cell_does(monkeypatch):
+    """With variables and without."""
+    gru = layer("gru")
+    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5)
+    monkeypatch.setattr(type(gru), "zero_carry", half)
+    module = Layer(gru)
+    variables = module.init(jax.random.key(0), X)
+    for start in (module.initial_carry(2), module.bind(variables).initial_carry(2)):
+        assert same_bits(start, jnp.full((2, 6), 0.5))
+
+
 @pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
 def test_flax_serialization(kind):
     """Bytes and state dicts of a stack, and of the carry."""

@@ -150,7 +150,8 @@ def train_step(
         if training.reset_probability:
             rows = training.rows_per_step
             from_zeros |= jax.random.bernoulli(reset_key, training.reset_probability, (rows,))
-        carry = IN_ROWS.choose(~jnp.atleast_1d(from_zeros), state.carry)
+        start = initial_carry(state.params, training.rows_per_step)
+        carry = IN_ROWS.choose(~jnp.atleast_1d(from_zeros), state.carry, start)
 
     def loss_and_grads(
         params: Params, rows: _Rows, keys: _Keys, first_row: int | Int[Array, ""] = 0

@@ -448,6 +448,24 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
         chex.assert_trees_all_close(ends[0], end, rtol=1e-5, atol=1e-5)
 
 
+def test_streams_start_where_the_cells_do(monkeypatch, forget_traces):
+    """A pass begins with the cells' own start, and not with zeros."""
+    B, T = 5, 7
+    recipe = dataclasses.replace(
+        STREAMS, batch_size=B, sequence_length=T, gradient_accumulation=1, state_dropout=0.0
+    )
+    cell = type(random_params(CONFIG.model).layers[0])
+    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5, self.b.dtype)
+    monkeypatch.setattr(cell, "zero_carry", half)
+    forget_traces()
+    state = init_state(CONFIG.model, recipe, "streams")
+    inputs, targets, _ = stream_windows(jnp.asarray(TOKENS), jnp.int32(0), B, T)
+    logits, _ = apply(state.params, inputs, jax.tree.map(lambda c: c * 0 + 0.5, state.carry))
+    expected = token_nll(logits, targets).mean()
+    _, losses, _ = train_steps(recipe, state, TOKENS, 1)
+    assert float(losses[0]) == pytest.approx(float(expected), rel=1e-6)
+
+
 @jax.jit
 @partial(jax.value_and_grad, has_aux=True)
 def of_unit(params, carry, x, y):
