@@ -100,8 +100,8 @@ def which_gradient(layer: CellParams) -> str:
 
     Returns:
       "written by hand", "of all steps at once" or "derived from the step", which are jaxgru's own;
-      or "JAX's, because …", which says what in the step stands in the way. With more than 8 rows
-      on a CPU, JAX's own is faster than a derived one, so "auto" takes it.
+      or "JAX's, because …", which says what in the step stands in the way. With many rows on
+      a CPU, JAX's own is faster than a derived one, so "auto" takes it: see `taps_are_faster`.
 
     Raises:
       ValueError: `unroll` does not take the layer either, or there are several.
@@ -152,11 +152,12 @@ def unroll_layer(
     at_once = only_masks and (params.every_mark or not marked)
     if at_once and (done := params.all_steps(carry, x, marks)) is not None:
         return done
-    inputs, steps = before_lookup(params.inputs, x)
     by_hand = params.by_hand()
+    if by_hand is None and implementation == "auto" and not taps_are_faster(B, E, H):
+        return unroll_autodiff(params, carry, x, marks, return_carries)
+    inputs, steps = before_lookup(params.inputs, x)
     if by_hand is None:
-        is_tapped = implementation != "auto" or taps_are_faster(B)
-        return over_time_by_jax(params, carry, inputs(steps), marks, return_carries, is_tapped)
+        return over_time_by_jax(params, carry, inputs(steps), marks, return_carries)
     recurrence, U = by_hand
 
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype

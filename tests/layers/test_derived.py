@@ -119,11 +119,15 @@ def test_gradients_are_jaxs(name, monkeypatch, float64):
     chex.assert_trees_all_close(*both, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("rows, is_tapped", [(1, True), (8, True), (9, False)])
-def test_auto_takes_jaxs_gradient_where_it_is_faster(rows, is_tapped):
+@pytest.mark.parametrize(
+    "rows, features, is_tapped",
+    [(8, E, True), (9, E, False), (9, 72 - H, False), (9, 73 - H, True)],
+)
+def test_auto_takes_jaxs_gradient_where_it_is_faster(rows, features, is_tapped):
+    """With more than 8 rows, and an eighth of the features and units."""
     cell = plus(lambda p, l, h: l.times(p.U, h))
-    p = cell(*map(jnp.zeros, ((E, H), (H, H), (H, H), H)))
-    x = jnp.zeros((rows, 3, E))
+    p = cell(*map(jnp.zeros, ((features, H), (H, H), (H, H), H)))
+    x = jnp.zeros((rows, 3, features))
     program = lambda name: str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
     assert ("custom_vjp" in program("auto")) == is_tapped
     assert "custom_vjp" in program("scan")
