@@ -168,9 +168,10 @@ AnyRecurrence: TypeAlias = Recurrence[Any]
 
 def sizes(params: CellParams) -> tuple[int, int]:
     """Return the sizes (E, H) of a layer's input and of its h."""
-    if (fitting := params.sizes()) is None:
+    sizes_of_layer = params.sizes()
+    if sizes_of_layer is None:
         raise ValueError(f"the parameters of a layer do not fit together: {described(params)}.")
-    return fitting
+    return sizes_of_layer
 
 
 def starts_at_zero(params: CellParams) -> bool:
@@ -232,8 +233,9 @@ def register(init: F) -> F:
             "that a function draws."
         )
     other: Any = CELLS.get(name, init)
-    if (its_place := f"{other.__module__}.{other.__qualname__}") != place:
-        raise ValueError(f"the cell {name} is drawn by {its_place} already.")
+    other_place = f"{other.__module__}.{other.__qualname__}"
+    if other_place != place:
+        raise ValueError(f"the cell {name} is drawn by {other_place} already.")
     CELLS[name] = init
     return init
 

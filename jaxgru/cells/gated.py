@@ -123,7 +123,8 @@ def sizes_of_gates(
 
     if len(shape(W)) != 2 or shape(W)[1] % G:
         return None
-    E, H = shape(W)[0], shape(W)[1] // G
+    E = shape(W)[0]
+    H = shape(W)[1] // G
     n = shape(U)[0] if len(shape(U)) == 3 else 1
     k = H / n
     fits = shape(U) in ((n, k, G * k), (H if state_size is None else state_size, G * H))

@@ -171,25 +171,37 @@ class ResetBefore(Equations[Hidden]):
     num_gates = 3
 
     def step(self, layout, U, carry, a):
-        (Uzr, Un), (a_z, a_r, a_n), h = U, a, carry
+        Uzr, Un = U
+        a_z, a_r, a_n = a
+        h = carry
         Uh_z, Uh_r = layout.split(layout.times(Uzr, h), 2)
-        z, r = self.sigmoid(a_z + Uh_z), self.sigmoid(a_r + Uh_r)
+        z = self.sigmoid(a_z + Uh_z)
+        r = self.sigmoid(a_r + Uh_r)
         n = self.phi(self.clipped(a_n + layout.times(Un, r * h)))
-        return (1 - z) * h + z * n, (layout.join(z, r), n)
+        h_new = (1 - z) * h + z * n
+        return h_new, (layout.join(z, r), n)
 
     def step_gradient(self, layout, U, d_carry, carry, after, saved):
-        (Uzr, Un), (zr, n), dh, h = U, saved, d_carry, carry
+        Uzr, Un = U
+        zr, n = saved
         z, r = layout.split(zr, 2)
+        h = carry
+        dh = d_carry
         da_n = dh * (z * (1 - n * n))
         d_rh = layout.times_transposed(Un, da_n)
         da_zr = layout.join(dh, d_rh) * (layout.join(n - h, h) * zr * (1 - zr))
-        return dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr), (da_zr, da_n)
+        d_before = dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr)
+        return d_before, (da_zr, da_n)
 
     def gradients(self, layout, U, carry, after, saved, kept):
-        (Uzr, Un), (zr, _), (da_zr, da_n), h = U, saved, kept, carry
+        Uzr, Un = U
+        zr, _ = saved
+        da_zr, da_n = kept
+        h = carry
         _, r = layout.split(zr, 2)
-        dU = gradient_of(Uzr, layout.drop(h), da_zr), gradient_of(Un, layout.drop(r * h), da_n)
-        return dU, layout.join(da_zr, da_n)
+        dUzr = gradient_of(Uzr, layout.drop(h), da_zr)
+        dUn = gradient_of(Un, layout.drop(r * h), da_n)
+        return (dUzr, dUn), layout.join(da_zr, da_n)
 
 
 class ResetAfter(Equations[Hidden]):
@@ -198,23 +210,34 @@ class ResetAfter(Equations[Hidden]):
     num_gates = 3
 
     def step(self, layout, U, carry, a):
-        (Uzrn, cn), (a_z, a_r, a_n), h = U, a, carry
+        Uzrn, cn = U
+        a_z, a_r, a_n = a
+        h = carry
         Uh_z, Uh_r, Uh_n = layout.split(layout.times(Uzrn, h), 3)
-        z, r = self.sigmoid(a_z + Uh_z), self.sigmoid(a_r + Uh_r)
+        z = self.sigmoid(a_z + Uh_z)
+        r = self.sigmoid(a_r + Uh_r)
         m = Uh_n + cn
         n = self.phi(self.clipped(a_n + r * m))
-        return (1 - z) * h + z * n, (layout.join(z, r), m, n)
+        h_new = (1 - z) * h + z * n
+        return h_new, (layout.join(z, r), m, n)
 
     def step_gradient(self, layout, U, d_carry, carry, after, saved):
-        (Uzrn, _), (zr, m, n), dh, h = U, saved, d_carry, carry
+        Uzrn, _ = U
+        zr, m, n = saved
         z, r = layout.split(zr, 2)
+        h = carry
+        dh = d_carry
         of_n = z * (1 - n * n)
         of_zr = layout.join(n - h, of_n * m) * zr * (1 - zr)
         d_Uh = layout.join(dh, dh, dh) * layout.join(of_zr, of_n * r)
-        return dh * (1 - z) + layout.times_transposed(Uzrn, d_Uh), (dh * of_n, d_Uh)
+        d_before = dh * (1 - z) + layout.times_transposed(Uzrn, d_Uh)
+        return d_before, (dh * of_n, d_Uh)
 
     def gradients(self, layout, U, carry, after, saved, kept):
-        (Uzrn, _), (da_n, d_Uh), h = U, kept, carry
+        Uzrn, _ = U
+        da_n, d_Uh = kept
+        h = carry
+        dUzrn = gradient_of(Uzrn, layout.drop(h), d_Uh)
         d_z, d_r, d_n = layout.split(d_Uh, 3)
-        dU = gradient_of(Uzrn, layout.drop(h), d_Uh), d_n.sum((0, 1))
-        return dU, layout.join(d_z, d_r, da_n)
+        dcn = d_n.sum((0, 1))
+        return (dUzrn, dcn), layout.join(d_z, d_r, da_n)

@@ -44,65 +44,85 @@ def initializers(
     With "pytorch", all three are uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. An initializer
     draws in float32 or wider, because some of JAX's cannot draw narrower numbers.
     """
-    for name, size in (("in_features", E), ("hidden_dim", H)):
-        check_whole(name, size)
-    try:
-        floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-    except TypeError:  # it names none
-        floating = False
-    if not floating:
-        raise ValueError(f"dtype is {shown(dtype)}; it must be a floating-point dtype.")
-
+    check_whole("in_features", E)
+    check_whole("hidden_dim", H)
+    check_floating(dtype)
     check_one_of("init", init, DEFAULTS)
     check_whole("num_blocks", num_blocks)
     if H % num_blocks:
         raise UserError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
-    rows = columns = H // num_blocks
+    shape_of_U = H // num_blocks, H // num_blocks
     if state_size is not None:
         check_whole("proj_size", state_size)
-        rows, columns = state_size, H
+        shape_of_U = state_size, H
 
-    def draw(
-        name: str,
-        given: Initializer | None,
-        default: Initializer | None,
-        shape: tuple[int, ...],
-        fan_in: int,
-    ) -> Callable[[PRNGKeyArray], Array]:
-        given = default if given is None else given
-        if given is None:
-            bound = fan_in**-0.5
-            return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
-        if not callable(given):
-            raise ValueError(
-                f"{name} is {type_name(given)}; it must be an initializer, such as "
-                "jax.nn.initializers.orthogonal()."
-            )
-
-        def drawn(key: PRNGKeyArray) -> Array:
-            try:
-                values = given(key, shape, widest(dtype, jnp.float32))
-            except ValueError as error:  # such as orthogonal(), of a bias
-                why = str(error).rstrip(".")
-                raise ValueError(f"{name} cannot draw numbers {shape}: {why}.") from error
-            kind = getattr(values, "dtype", None)
-            if kind is None or values.shape != shape or not jnp.issubdtype(kind, jnp.floating):
-                seen = type(values).__name__ if kind is None else f"{kind} {values.shape}"
-                raise ValueError(
-                    f"{name} returns {seen}; it must return floating-point numbers {shape} "
-                    "(pass jax.nn.initializers.orthogonal(), not orthogonal)."
-                )
-            return values.astype(dtype)
-
-        return drawn
-
-    of_W, of_U, of_b = DEFAULTS[init]
-    W = draw("kernel_init", kernel_init, of_W, (E, H), E)
-    U = draw("recurrent_kernel_init", recurrent_kernel_init, of_U, (rows, columns), rows)
-    b = draw("bias_init", bias_init, of_b, (H,), E)
+    for_W, for_U, for_b = DEFAULTS[init]
+    for_W = for_W if kernel_init is None else kernel_init
+    for_U = for_U if recurrent_kernel_init is None else recurrent_kernel_init
+    for_b = for_b if bias_init is None else bias_init
+    W = drawing("kernel_init", for_W, (E, H), E, dtype)
+    U = drawing("recurrent_kernel_init", for_U, shape_of_U, shape_of_U[0], dtype)
+    b = drawing("bias_init", for_b, (H,), E, dtype)
     if num_blocks == 1:
         return W, U, b
-    return W, lambda key: jnp.stack([U(k) for k in jax.random.split(key, num_blocks)]), b
+
+    def U_of_blocks(key: PRNGKeyArray) -> Array:
+        return jnp.stack([U(key) for key in jax.random.split(key, num_blocks)])
+
+    return W, U_of_blocks, b
+
+
+def check_floating(dtype: DTypeLike) -> None:
+    """Raise ValueError unless this is a floating-point dtype."""
+    try:
+        is_floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:  # it names none
+        is_floating = False
+    if not is_floating:
+        raise ValueError(f"dtype is {shown(dtype)}; it must be a floating-point dtype.")
+
+
+def drawing(
+    name: str,
+    initializer: Initializer | None,
+    shape: tuple[int, ...],
+    fan_in: int,
+    dtype: DTypeLike,
+) -> Callable[[PRNGKeyArray], Array]:
+    """Return a function that draws a weight from a key.
+
+    Args:
+      name: of the argument that passed the initializer, for messages.
+      initializer: None: uniform in ±1/√fan_in.
+    """
+    if initializer is None:
+        bound = fan_in**-0.5
+        return lambda key: jax.random.uniform(key, shape, dtype, -bound, bound)
+    if not callable(initializer):
+        raise ValueError(
+            f"{name} is {type_name(initializer)}; it must be an initializer, such as "
+            "jax.nn.initializers.orthogonal()."
+        )
+
+    def draw(key: PRNGKeyArray) -> Array:
+        try:
+            values = initializer(key, shape, widest(dtype, jnp.float32))
+        except ValueError as error:  # such as orthogonal(), of a bias
+            why = str(error).rstrip(".")
+            raise ValueError(f"{name} cannot draw numbers {shape}: {why}.") from error
+        drawn_dtype = getattr(values, "dtype", None)
+        if drawn_dtype is None:
+            result = type(values).__name__
+        elif values.shape != shape or not jnp.issubdtype(drawn_dtype, jnp.floating):
+            result = f"{drawn_dtype} {values.shape}"
+        else:
+            return values.astype(dtype)
+        raise ValueError(
+            f"{name} returns {result}; it must return floating-point numbers {shape} "
+            "(pass jax.nn.initializers.orthogonal(), not orthogonal)."
+        )
+
+    return draw
 
 
 def check_defaults(option: str, init: Callable[..., object], **values: object) -> None:
@@ -139,9 +159,10 @@ def lstm_weights(
 
     Without a `bias_init`, b is zeros, but ones in the forget gate.
     """
-    given = zeros if bias_init is None else bias_init
-    W, U, b = initializers(E, H, dtype, bias_init=given, **options)
-    k, k_bias = jax.random.split(key, 8), jax.random.split(jax.random.fold_in(key, 8), 4)
+    for_b = zeros if bias_init is None else bias_init
+    W, U, b = initializers(E, H, dtype, bias_init=for_b, **options)
+    k = jax.random.split(key, 8)
+    k_bias = jax.random.split(jax.random.fold_in(key, 8), 4)
     biases = [b(key) for key in k_bias]
     if bias_init is None:
         biases[0] = jnp.ones(H, dtype)

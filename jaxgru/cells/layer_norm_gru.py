@@ -53,7 +53,8 @@ class LayerNormGRUParams(Gated[Hidden]):
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
         x_z, x_r, x_n = jnp.split(a, 3, axis=-1)
         h_z, h_r, h_n = jnp.split(_normalised(layout.times(self.U, h), self.u), 3, axis=-1)
-        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        z = sigmoid(x_z + h_z)
+        r = sigmoid(x_r + h_r)
         n = jnp.tanh(x_n + r * plus(h_n, self.cn))
         return (1 - z) * h + z * n
 
@@ -71,4 +72,5 @@ def _normalised(y: Float[Array, "*n GH"], gain: Float[Array, "... GH"]) -> Float
     """Return LN of z and r together, and of n, times the gain."""
     H = y.shape[-1] // 3
     zr = layer_norm(y[..., : 2 * H], gain[..., : 2 * H])
-    return jnp.concatenate([zr, layer_norm(y[..., 2 * H :], gain[..., 2 * H :])], axis=-1)
+    n = layer_norm(y[..., 2 * H :], gain[..., 2 * H :])
+    return jnp.concatenate([zr, n], axis=-1)

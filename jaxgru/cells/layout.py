@@ -62,8 +62,11 @@ class Layout(NamedTuple):
         if mask.keep is None:
             return self
         keep = self.turn(mask.keep)
-        of_rank = lambda h: Mask(jax.lax.broadcast_to_rank(keep, h.ndim), mask.scale)
-        return self._replace(drop=lambda h: of_rank(h)(h))
+
+        def drop(h: Array) -> Array:
+            return Mask(jax.lax.broadcast_to_rank(keep, h.ndim), mask.scale)(h)
+
+        return self._replace(drop=drop)
 
     def split(self, x: Array, G: int) -> list[Array]:
         """Split x into G gates."""
@@ -96,7 +99,9 @@ def _columns_of_blocks(
     U: Float[Array, "blocks gk k"], h: Float[Array, "H B"]
 ) -> Float[Array, "GH B"]:
     """Return `blocks_dot` in columns."""
-    (n, rows, _), k, B = U.shape, min(U.shape[1:]), h.shape[1]
+    n, rows, _ = U.shape
+    k = min(U.shape[1:])
+    B = h.shape[1]
     gates = h.shape[0] // (n * k)
     by_block = h.astype(U.dtype).reshape(gates, n, k, B).swapaxes(0, 1).reshape(n, gates * k, B)
     y = contract(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxgru.cells.carry import Size
 from jaxgru.cells.marks import before_each
 
 
@@ -41,7 +42,7 @@ class LinearSteps(NamedTuple):
         """Return the steps that compute these, and then the later ones."""
         a = later.a * self.a
         b = later(self.b)
-        if self.begins is None:
+        if self.begins is None or later.begins is None:
             return LinearSteps(a, b)
         return LinearSteps(a, b, self.begins | later.begins)
 
@@ -54,7 +55,8 @@ def linear_recurrence(steps: LinearSteps, first: Float[Array, "B H"]) -> Float[A
 
 def every_state(reverse: bool, steps: LinearSteps, first: Array) -> Array:
     """Compute `linear_recurrence`, differentiated by JAX."""
-    if not isinstance(steps.a.shape[0], int):  # symbolic, within `jax.export`
+    T: Size = steps.a.shape[0]
+    if not isinstance(T, int):  # symbolic, within `jax.export`
         return in_turn(reverse, steps, first)
     return jax.lax.platform_dependent(
         steps, first, cpu=partial(in_turn, reverse), default=partial(in_parallel, reverse)

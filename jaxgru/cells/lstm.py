@@ -178,10 +178,13 @@ class LSTM(Equations[LSTMState]):
     num_gates = 4
 
     def step(self, layout, U, carry, a):
-        (Ufiog, *P), (h, c) = U, carry
+        Ufiog, *P = U  # P is absent without a projection
+        h, c = carry
         Uh = layout.split(layout.times(Ufiog, h), 4)
         a_f, a_i, a_o, a_g = (x + y for x, y in zip(a, Uh, strict=True))
-        f, i, o = self.sigmoid(a_f), self.sigmoid(a_i), self.sigmoid(a_o)
+        f = self.sigmoid(a_f)
+        i = self.sigmoid(a_i)
+        o = self.sigmoid(a_o)
         g = self.phi(self.clipped(a_g))
         c = f * c + i * g
         m = o * self.phi(c)
@@ -189,15 +192,22 @@ class LSTM(Equations[LSTMState]):
         return LSTMState(h, c), (layout.join(f, i, o), g, *[m] * len(P))
 
     def step_gradient(self, layout, U, d_carry, carry, after, saved):
-        (Ufiog, *P), (dh, dc), (fio, g, *_) = U, d_carry, saved
+        Ufiog, *P = U
+        fio, g, *_ = saved
         f, i, o = layout.split(fio, 3)
+        dh, dc = d_carry
         tanh_c = jnp.tanh(after.c)
         dm = layout.product(P[0], dh) if P else dh
         dc = dc + dm * (o * (1 - tanh_c * tanh_c))
         of_fio = layout.join(carry.c, g, tanh_c) * fio * (1 - fio)
         da = layout.join(dc, dc, dm, dc) * layout.join(of_fio, i * (1 - g * g))
-        return LSTMState(layout.times_transposed(Ufiog, da), dc * f), (da, *[dh] * len(P))
+        d_before = LSTMState(layout.times_transposed(Ufiog, da), dc * f)
+        return d_before, (da, *[dh] * len(P))
 
     def gradients(self, layout, U, carry, after, saved, kept):
-        (Ufiog, *P), (_, _, *m), (da, *dh) = U, saved, kept
-        return (gradient_of(Ufiog, layout.drop(carry.h), da), *map(gradient_of, P, m, dh)), da
+        Ufiog, *P = U
+        _, _, *m = saved
+        da, *dh = kept
+        dUfiog = gradient_of(Ufiog, layout.drop(carry.h), da)
+        dP = map(gradient_of, P, m, dh)
+        return (dUfiog, *dP), da

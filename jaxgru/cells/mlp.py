@@ -45,13 +45,15 @@ class MLPParams(Cell[tuple[Hidden, Context]]):
     def zero_carry(self, batch_size: Size) -> tuple[Hidden, Context]:
         """Return the carry before the first step: zeros, (B, H) and (B, K − 1, E)."""
         K, E, H = self.W.shape
-        zeros = lambda *shape: jnp.zeros((batch_size, *shape), self.b.dtype)
-        return zeros(H), zeros(K - 1, E)
+        h = jnp.zeros((batch_size, H), self.b.dtype)
+        context = jnp.zeros((batch_size, K - 1, E), self.b.dtype)
+        return h, context
 
     def step(
         self, layout: Layout, carry: tuple[Hidden, Context], x: Float[Array, "B E"]
     ) -> tuple[Hidden, Context]:
-        inputs = jnp.concatenate([carry[1], x[:, None]], axis=1)
+        _, context = carry
+        inputs = jnp.concatenate([context, x[:, None]], axis=1)
         a = plus(jnp.einsum("bke,keh->bh", inputs, self.W.astype(x.dtype)), self.b)
         return jnp.tanh(a), inputs[:, 1:]
 
@@ -62,9 +64,12 @@ class MLPParams(Cell[tuple[Hidden, Context]]):
         marks: Marks,
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
+        _, context = carry
         new = looked_up(x)
-        T, K, dtype = new.shape[0], len(self.W), widest(carry[1], new)
-        x = jnp.concatenate([carry[1].swapaxes(0, 1).astype(dtype), new.astype(dtype)])
+        T = new.shape[0]
+        K = len(self.W)
+        dtype = widest(context, new)
+        x = jnp.concatenate([context.swapaxes(0, 1).astype(dtype), new.astype(dtype)])
 
         @partial(jax.checkpoint, prevent_cse=False)  # keeps W, and not the inputs of each position
         def add(a: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
@@ -92,7 +97,7 @@ def init_mlp(
 
     W and b are uniform in ±1/√(K·E), as of an `nn.Linear` of K concatenated inputs.
     """
-    K, E, H = context_length, in_features, hidden_dim
-    W, _, b = initializers(K * E, H, dtype, "pytorch")
+    K = context_length
+    W, _, b = initializers(K * in_features, hidden_dim, dtype, "pytorch")
     k_weight, k_bias = jax.random.split(key)
-    return MLPParams(W=W(k_weight).reshape(K, E, H), b=b(k_bias))
+    return MLPParams(W=W(k_weight).reshape(K, in_features, hidden_dim), b=b(k_bias))

@@ -52,13 +52,19 @@ class MogrifierGRUParams(Cell[Hidden]):
     def sizes(self) -> tuple[int, int] | None:
         if not self.W.ndim == self.U.ndim == self.Qa.ndim - 1 == self.Ra.ndim - 1 == 2:
             return None
-        E, H, (n, _, k), m = len(self.W), len(self.U), self.Qa.shape, len(self.Ra)
-        shapes = (E, 3 * H), (H, 3 * H), (3 * H,), (H,), (n, H, k), (n, k, E), (m, E, k), (m, k, H)
-        fits = [leaf.shape for leaf in vars(self).values()] == [*shapes]
+        E = len(self.W)
+        H = len(self.U)
+        n, _, k = self.Qa.shape
+        m = len(self.Ra)
+        gates = [(E, 3 * H), (H, 3 * H), (3 * H,), (H,)]
+        rounds = [(n, H, k), (n, k, E), (m, E, k), (m, k, H)]
+        fits = [leaf.shape for leaf in vars(self).values()] == gates + rounds
         return (E, H) if fits and n - m in (0, 1) else None
 
     def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
-        times, product, h = layout.times, layout.product, state
+        times = layout.times
+        product = layout.product
+        h = state
         for i in range(len(self.Qa) + len(self.Ra)):
             j = i // 2
             if i % 2 == 0:
@@ -67,7 +73,8 @@ class MogrifierGRUParams(Cell[Hidden]):
                 h = 2 * sigmoid(product(self.Rb[j], product(self.Ra[j], x))) * h
         x_z, x_r, x_n = jnp.split(plus(product(self.W, x), self.b), 3, axis=-1)
         h_z, h_r, h_n = jnp.split(times(self.U, h), 3, axis=-1)
-        z, r = sigmoid(x_z + h_z), sigmoid(x_r + h_r)
+        z = sigmoid(x_z + h_z)
+        r = sigmoid(x_r + h_r)
         n = jnp.tanh(x_n + r * plus(h_n, self.cn))
         return (1 - z) * state + z * n
 

@@ -31,15 +31,24 @@ class _Peeping(Activated[LSTMState], AnyLSTM):
 
     def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
         functions: Equations[LSTMState] = Equations(*self.functions())
-        phi, sigmoid, (h, c) = functions.phi, functions.sigmoid, carry
-        split = lambda a, gates: dict(zip(gates, jnp.split(a, len(gates), axis=-1), strict=True))
-        p = {} if self.p is None else split(self.p[None], self.peepholes)
-        of = split(a + layout.times(self.U, h), self.gates)
-        seeing = lambda gate, c: of[gate] + p[gate] * c if p else of[gate]
-        i = sigmoid(seeing("i", c))
-        f = sigmoid(seeing("f", c)) if "f" in of else 1 - i
-        c = f * c + i * phi(functions.clipped(of["g"]))
-        return LSTMState(sigmoid(seeing("o", c)) * phi(c), c)
+        h, c = carry
+        a_of = by_letter(self.gates, a + layout.times(self.U, h))
+        p_of = {} if self.p is None else by_letter(self.peepholes, self.p[None])
+
+        def sigmoid(gate: str, c: Array) -> Array:
+            """Return σ of a gate that sees c, if there are peepholes."""
+            return functions.sigmoid(a_of[gate] + p_of[gate] * c if p_of else a_of[gate])
+
+        i = sigmoid("i", c)
+        f = sigmoid("f", c) if "f" in a_of else 1 - i
+        c = f * c + i * functions.phi(functions.clipped(a_of["g"]))
+        o = sigmoid("o", c)
+        return LSTMState(o * functions.phi(c), c)
+
+
+def by_letter(gates: str, x: Float[Array, "*n GH"]) -> dict[str, Array]:
+    """Return what stands side by side by the letters of the gates."""
+    return dict(zip(gates, jnp.split(x, len(gates), axis=-1), strict=True))
 
 
 @struct

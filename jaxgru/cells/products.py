@@ -135,7 +135,8 @@ _dot.defvjp(_dot_forward, _dot_backward)
 
 def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]:
     """Split the units of each gate into the blocks of U (n, ...)."""
-    n, k = len(U), min(U.shape[1:])
+    n = len(U)
+    k = min(U.shape[1:])
     gates = x.shape[-1] // (n * k)
     x = jnp.moveaxis(x.reshape(*x.shape[:-1], gates, n, k), -2, 0)
     return x.reshape(*x.shape[:-2], gates * k)
@@ -143,7 +144,8 @@ def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]
 
 def blocks_dot(x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]) -> Float[Array, "*n GH"]:
     """Return x·U for block-diagonal weights; if U is transposed, x holds the gates."""
-    n, k = len(U), min(U.shape[1:])
+    n = len(U)
+    k = min(U.shape[1:])
     y = contract(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
     y = jnp.moveaxis(y.reshape(*y.shape[:-1], U.shape[2] // k, k), 0, -2)
     return y.reshape(*x.shape[:-1], n * U.shape[2])
@@ -153,7 +155,8 @@ def gradient_of(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> 
     """Return the gradient of the weights U, given that of x·U."""
     if U.ndim == 2:
         return outer(x, dy, U.dtype)
-    x, narrow_dy = by_block(x.astype(U.dtype), U), by_block(dy.astype(U.dtype), U)
+    x = by_block(x.astype(U.dtype), U)
+    narrow_dy = by_block(dy.astype(U.dtype), U)
     axes = tuple(range(1, x.ndim - 1))
     return contract(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
 
@@ -226,10 +229,11 @@ def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -
 
     In this order of the operands; the other order is half as fast on a CPU.
     """
+    x = x.astype(dtype)
+    narrow_dy = dy.astype(dtype)
     axes = tuple(range(x.ndim - 1))
-    x, narrow_dy = x.astype(dtype), dy.astype(dtype)
+    axes_of_x = axes
     if dtype != dy.dtype:  # in bfloat16, XLA's fast CPU product needs xᵀ as a matrix
-        x, axes_of_x = jnp.moveaxis(x, -1, 0), tuple(range(1, x.ndim))
-    else:
-        axes_of_x = axes
+        x = jnp.moveaxis(x, -1, 0)
+        axes_of_x = tuple(range(1, x.ndim))
     return contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)

@@ -25,8 +25,12 @@ def widest(*arrays: object) -> DTypeLike:
 
 def at_least_float32(tree: T) -> T:
     """Return the tree with floating-point arrays of 16 bits widened, as sums of many terms need."""
-    narrow = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if narrow(leaf) else leaf, tree)
+
+    def widen(leaf: Array) -> Array:
+        is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+        return leaf.astype(jnp.float32) if is_narrow else leaf
+
+    return jax.tree.map(widen, tree)
 
 
 def in_dtypes_of(like: T, tree: T) -> T:
@@ -65,7 +69,8 @@ def vary_alike(tree: T) -> T:
         return tree
 
     def vary(leaf: Array) -> Array:
-        if not (missing := axes - varying(leaf)):
+        missing = axes - varying(leaf)
+        if not missing:
             return leaf
         wide = jax.lax.pcast(at_least_float32(leaf), tuple(missing), to="varying")
         return wide.astype(leaf.dtype)

@@ -83,7 +83,10 @@ def is_array(leaf: object) -> bool:
 
 def described(params: object) -> str:
     """Return the fields of a struct for a message, with arrays as their dtypes and shapes."""
-    value = lambda leaf: f"{leaf.dtype} {leaf.shape}" if is_array(leaf) else shown(leaf)
+
+    def value(leaf: Any) -> str:
+        return f"{leaf.dtype} {leaf.shape}" if is_array(leaf) else shown(leaf)
+
     return ", ".join(f"{name} {value(leaf)}" for name, leaf in vars(params).items())
 
 
