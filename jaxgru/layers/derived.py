@@ -24,7 +24,7 @@ from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import gradient_of
 from jaxgru.cells.promotion import rounded_inside, vary_alike
-from jaxgru.layers.over_time import advance
+from jaxgru.layers.over_time import advance, vectors_in
 
 Taps: TypeAlias = tuple[jax.ShapeDtypeStruct | None, ...]
 """For each product of a step, in the order of its calls: its shape, or None if it is not tapped."""
@@ -58,7 +58,7 @@ def over_time_by_jax(
     """Run a cell's step over time; arguments and results as of `over_time`."""
     dtype = hidden(carry).dtype
     a = a.astype(dtype)
-    params = jax.tree.map(lambda leaf: leaf if leaf.ndim > 1 else leaf.astype(dtype), params)
+    params = vectors_in(dtype, params)
     products = tapped_products(params, carry, a[0])
     if isinstance(products, str):
         return _scan((), return_carries, params, (), carry, a, marks)[0]

@@ -53,10 +53,12 @@ def stack_of(kind, num_layers, seed=0):
 
 
 def test_which_way():
-    """In rows: 64 of them or more, or at most 8,192 numbers in a state."""
-    sizes = [(64, 1024), (1, 8192), (32, 256), (16, 512), (33, 256), (32, 512), (63, 131)]
-    layouts = [over_time.training_layout(*size).axis for size in sizes]
-    assert layouts == [IN_ROWS.axis] * 4 + [IN_COLUMNS.axis] * 3
+    """In columns: few rows, but not one or two, and large weights."""
+    rows = [(64, 1024), (33, 1024), (3, 1024), (32, 767), (1, 8192)]
+    columns = [(32, 768), (4, 768), (4, 1024), (32, 8192)]
+    layout_of = lambda size: over_time.training_layout(*size).axis
+    assert [*map(layout_of, rows)] == [IN_ROWS.axis] * len(rows)
+    assert [*map(layout_of, columns)] == [IN_COLUMNS.axis] * len(columns)
 
 
 @pytest.mark.parametrize(
