@@ -31,9 +31,10 @@ from jaxgru.cells import (
 from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
 from jaxgru.layers.api import bidirectional, initial_carry, step, unroll
-from jaxgru.layers.dropout import Dropout, drop_weights
+from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.implementations import which_gradient
 from jaxgru.layers.stack import ResidualStack, init_stack
+from jaxgru.layers.weight_drop import drop_weights
 
 if TYPE_CHECKING:
     from jaxgru import lm

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import jaxgru
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import ModelConfig, config_dir
 from jaxgru.lm.model import Params, token_nll
 from parity_tests import bridge

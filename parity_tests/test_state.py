@@ -15,7 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxgru
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import ModelConfig
 from parity_tests import bridge
 from parity_tests.bridge import REPEATED, TOLERANCE, VARIANTS, agree, to_torch

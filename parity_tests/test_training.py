@@ -10,7 +10,8 @@ import pytest
 
 import jaxgru
 import torchref
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import Config, ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.data.dataset import load_dataset

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, cast
 
 import jax
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgru.cells.carry import Carry, Tree, hidden
-from jaxgru.cells.contract import Cell, CellParams, one_step, sizes
+from jaxgru.cells.contract import AnyRecurrence, Cell, CellParams, Weights, one_step, sizes
 from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import Lookup, before_lookup, looked_up
@@ -65,12 +66,17 @@ def unroll_autodiff(
     return_carries: bool = False,
 ) -> tuple[Tree, Carry]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
-    weights, layout = rounded_inside(params), PLAIN.dropping(marks.product)
+    weights = rounded_inside(params)
+    layout = PLAIN.dropping(marks.product)
 
-    def step(carry: Carry, now: tuple[Array, Marks]) -> tuple[Carry, Tree]:
-        equations = lambda carry: (one_step(weights(), carry, now[0], layout), None)
-        carry, _, _ = advance(IN_ROWS, equations, carry, marks.at(now[1]))
-        return carry, carry if return_carries else hidden(carry)
+    def step(carry: Carry, inputs: tuple[Array, Marks]) -> tuple[Carry, Tree]:
+        x, now = inputs
+
+        def equations(carry: Carry) -> tuple[Carry, None]:
+            return one_step(weights(), carry, x, layout), None
+
+        after, _, _ = advance(IN_ROWS, equations, carry, marks.at(now))
+        return after, after if return_carries else hidden(after)
 
     carry, outputs = jax.lax.scan(step, carry, (looked_up(x), marks.each_step()))
     return outputs, carry
@@ -78,10 +84,15 @@ def unroll_autodiff(
 
 def check_products(params: CellParams, carry: Carry, a: jax.ShapeDtypeStruct) -> None:
     """Raise ValueError if a cell has no products of h with weights, which dropout could mask."""
-    dropped: list[bool] = []
-    layout = PLAIN._replace(drop=lambda h: (dropped.append(True), h)[1])
+    factors: list[Array] = []
+
+    def drop(h: Array) -> Array:
+        factors.append(h)
+        return h
+
+    layout = PLAIN._replace(drop=drop)
     jax.eval_shape(lambda params, carry, a: params.step(layout, carry, a), params, carry, a)
-    if not dropped:
+    if not factors:
         raise ValueError(
             "variational dropout at the state masks h in its products with weights, but jaxgru "
             f"knows of none in {type(params).__name__}; choose another site or kind."
@@ -140,48 +151,73 @@ def unroll_layer(
     Returns:
       The (masked) h' of every step, or the carry of every step; and the carry after the last one.
     """
-    E, H = sizes(params)
-    T, B, features = x.shape
-    check_features(features, E)
+    check_features(x.shape[-1], sizes(params)[0])
     if marks.product.keep is not None:
         check_products(params, carry, step_input(params, carry))
     if implementation == "autodiff":
         return unroll_autodiff(params, carry, x, marks, return_carries)
-    marked = marks.reset is not None or marks.real is not None or return_carries
-    only_masks = marks.update is None and marks.product.keep is None
-    at_once = only_masks and (params.every_mark or not marked)
-    if at_once and (done := params.all_steps(carry, x, marks)) is not None:
-        return done
+    if can_run_at_once(params, marks, return_carries):
+        results = params.all_steps(carry, x, marks)
+        if results is not None:
+            return results
     by_hand = params.by_hand()
-    if by_hand is None and implementation == "auto" and not taps_are_faster(B, E, H):
+    if by_hand is not None:
+        return unroll_by_hand(by_hand, params, carry, x, marks, return_carries)
+    if implementation == "auto" and not taps_are_faster(x.shape[1], *sizes(params)):
         return unroll_autodiff(params, carry, x, marks, return_carries)
     inputs, steps = before_lookup(params.inputs, x)
-    if by_hand is None:
-        return over_time_by_jax(params, carry, inputs(steps), marks, return_carries)
-    recurrence, U = by_hand
+    return over_time_by_jax(params, carry, inputs(steps), marks, return_carries)
 
+
+def can_run_at_once(params: CellParams, marks: Marks, return_carries: bool) -> bool:
+    """Return whether a cell's `all_steps`, if it has one, can apply these marks."""
+    if marks.update is not None or marks.product.keep is not None:
+        return False
+    is_marked = marks.reset is not None or marks.real is not None
+    return params.every_mark or not (is_marked or return_carries)
+
+
+def unroll_by_hand(
+    by_hand: tuple[AnyRecurrence, Weights],
+    params: CellParams,
+    carry: Carry,
+    x: Array | Lookup,
+    marks: Marks,
+    return_carries: bool,
+) -> tuple[Tree, Carry]:
+    """Compute `unroll_layer` with a gradient that is written by hand, in blocks of the steps."""
+    recurrence, U = by_hand
+    T, B = x.shape[:2]
+    _, H = sizes(params)
+    inputs, steps = before_lookup(params.inputs, x)
     # Narrow weights: one block, for the gradients of blocks would be added up in their dtype
-    wide = all(jnp.finfo(leaf.dtype).bits >= 32 for leaf in jax.tree.leaves(params))
-    length = block_length(T, B, H) if wide else T
-    steps = steps, marks.each_step()
+    is_wide = all(jnp.finfo(leaf.dtype).bits >= 32 for leaf in jax.tree.leaves(params))
+    length = block_length(T, B, H) if is_wide else T
     # To compute a shorter last block would be a second program, and take twice the time to compile.
     # So it reads the last step again and again, and the last carry is one of all carries.
     beyond = 0 if length == T else -T % length
-    if beyond:
-        more = lambda a: jnp.pad(a, [(0, beyond)] + [(0, 0)] * (a.ndim - 1), mode="edge")
-        steps = jax.tree.map(more, steps)
+    every_carry = return_carries or beyond > 0
 
-    def run(carry: Carry, steps: tuple[Array, Marks]) -> tuple[Carry, Tree]:
+    def run(carry: Carry, block: tuple[Array, Marks]) -> tuple[Carry, Tree]:
         """Compute some of the steps."""
-        every, now = return_carries or beyond > 0, marks.at(steps[1])
-        outputs, carry = over_time(recurrence, U, carry, inputs(steps[0]), now, every)
+        steps, now = block
+        a = inputs(steps)
+        outputs, carry = over_time(recurrence, U, carry, a, marks.at(now), every_carry)
         return carry, outputs
 
-    carry, outputs = in_blocks(run, carry, steps, length)
+    blocks = jax.tree.map(partial(repeat_last, beyond), (steps, marks.each_step()))
+    carry, outputs = in_blocks(run, carry, blocks, length)
     if beyond:
         outputs = jax.tree.map(lambda h: h[:T], outputs)
         carry = jax.tree.map(lambda h: h[-1], outputs)
     return outputs if return_carries else hidden(outputs), carry
+
+
+def repeat_last(number: int, steps: Array) -> Array:
+    """Return steps (T, …) with the last one so many times more."""
+    if number == 0:
+        return steps
+    return jnp.pad(steps, [(0, number)] + [(0, 0)] * (steps.ndim - 1), mode="edge")
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from jaxgru.cells.marks import Marks
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.layers.blocks import in_blocks, nearest_divisor
-from jaxgru.layers.dropout import Dropouts, at_step, dropout_masks
+from jaxgru.layers.dropout import Dropouts, at_step
 from jaxgru.layers.implementations import StackOptions, run_stack
+from jaxgru.layers.masks import dropout_masks
 
 
 def run_in_segments(
@@ -33,22 +34,32 @@ def run_in_segments(
     With `reverse`, the steps come from the last to the first, and so do the masks.
     """
     layers, x, carry, marks = vary_alike((layers, x, carry, marks))
-    (T, B), steps = x.shape[:2], x.ids if isinstance(x, Lookup) else x
-    weights = rounded_inside((layers, x.table if isinstance(x, Lookup) else None))
+    T, B = x.shape[:2]
+    table = None
+    steps = x
+    if isinstance(x, Lookup):
+        table = x.table
+        steps = x.ids
+    weights = rounded_inside((layers, table))
 
     def segment(
         carry: tuple[Carry, ...], of_segment: tuple[Array, Array, list[Marks]]
     ) -> tuple[tuple[Carry, ...], Tree]:
-        (layers, table), (numbers, x, sliced) = weights(), of_segment
-        first = at_step(dropout, numbers[-1 if reverse else 0])
-        masks = dropout_masks(layers, first, B, len(numbers), reverse)
-        now = [masked.marked(m.at(s)) for masked, m, s in zip(masks, marks, sliced, strict=True)]
-        inputs = x if table is None else Lookup(table, x)
+        layers, table = weights()
+        numbers, steps, sliced = of_segment
+        first_step = numbers[-1 if reverse else 0]
+        dropout_here = at_step(dropout, first_step)
+        masks = dropout_masks(layers, dropout_here, B, len(numbers), reverse)
+        now = [
+            masks_of_layer.marked(marks_of_layer.at(of_steps))
+            for masks_of_layer, marks_of_layer, of_steps in zip(masks, marks, sliced, strict=True)
+        ]
+        inputs = steps if table is None else Lookup(table, steps)
         y, carry, carries = run_stack(options, layers, inputs, carry, now)
         return carry, (y, carries)
 
     numbers = jnp.arange(T)[::-1] if reverse else jnp.arange(T)
-    inputs = numbers, steps, [m.each_step() for m in marks]
+    inputs = numbers, steps, [of_layer.each_step() for of_layer in marks]
     ends, (y, carries) = in_segments(segment, tuple(carry), inputs)
     return y, ends, carries
 

@@ -254,36 +254,40 @@ def as_carry(
       rows: what they become.
       other: what a message mentions if the carry fits it.
     """
-    leaves, seen = _leaves("the carry", carry, like, is_single)
+    leaves, shapes = _leaves("the carry", carry, like, is_single)
     batch = tuple(jax.tree.leaves(like)[0].shape[:1] if batch is None else batch)
-    wanted = _with_batch(like, batch)
-    if seen != wanted:
+    needed = _with_batch(like, batch)
+    if shapes != needed:
         remedy = ": one entry per layer, made by initial_carry or returned by the step before"
-        remedy = _order_remedy(seen, like, other) or remedy
-        if is_single:
-            seen, wanted = seen[0], wanted[0]
+        remedy = _order_remedy(shapes, like, other) or remedy
+        have = shapes[0] if is_single else shapes
+        need = needed[0] if is_single else needed
         raise ValueError(
-            f"the carry's shapes are {seen}, but these layers and the batch {batch} need {wanted}"
+            f"the carry's shapes are {have}, but these layers and the batch {batch} need {need}"
             f"{remedy}."
         )
     carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
     for entry, like_entry in zip(carry, like, strict=True):
-        dtypes: set[np.dtype] = set()
-        for leaf, needed in zip(*map(jax.tree.leaves, (entry, like_entry)), strict=True):
-            dtype = jnp.result_type(leaf)
-            if jnp.issubdtype(needed.dtype, jnp.floating):
-                fits = jnp.issubdtype(dtype, jnp.floating) and widest(dtype, needed) == dtype
-                dtypes.add(dtype)
-            else:
-                fits = dtype == needed.dtype
-            if not fits:
-                raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed.dtype}.")
-        if len(dtypes) > 1:
-            names = " and ".join(sorted(map(str, dtypes)))
-            raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
+        _check_dtypes(entry, like_entry)
     if rows is None or batch == rows:
         return carry
     return jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[len(batch) :]), carry)
+
+
+def _check_dtypes(entry: Tree, like: Tree) -> None:
+    """Raise ValueError unless a layer's carry has one dtype that is at least as wide as needed."""
+    dtypes: set[np.dtype] = set()
+    for leaf, needed in zip(jax.tree.leaves(entry), jax.tree.leaves(like), strict=True):
+        dtype = jnp.result_type(leaf)
+        fits = dtype == needed.dtype
+        if jnp.issubdtype(needed.dtype, jnp.floating):
+            fits = jnp.issubdtype(dtype, jnp.floating) and widest(dtype, needed) == dtype
+            dtypes.add(dtype)
+        if not fits:
+            raise ValueError(f"the carry's dtype is {dtype}; these layers' is {needed.dtype}.")
+    if len(dtypes) > 1:
+        names = " and ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
 
 
 def as_initial(
@@ -301,16 +305,15 @@ def as_initial(
       is_single: as for `as_carry`; likewise `batch`, `rows` and `other`.
       carry: `initial` is converted to its dtypes; None: to those of `like`.
     """
-    leaves, seen = _leaves("initial", initial, like, is_single)
-    wanted = _with_batch(like, batch)
+    leaves, shapes = _leaves("initial", initial, like, is_single)
+    with_batch = _with_batch(like, batch)
     without_batch = _with_batch(like, ())
-    if seen not in (wanted, without_batch):
-        remedy = _order_remedy(seen, like, other)
-        if is_single:
-            (seen,), (wanted,), (without_batch,) = seen, wanted, without_batch
+    if shapes not in (with_batch, without_batch):
+        remedy = _order_remedy(shapes, like, other)
+        pick = (lambda shapes: shapes[0]) if is_single else (lambda shapes: shapes)
         raise ValueError(
-            f"the shapes of initial are {seen}; these layers need {without_batch}, or {wanted} "
-            f"with the batch axis{remedy}."
+            f"the shapes of initial are {pick(shapes)}; these layers need {pick(without_batch)}, "
+            f"or {pick(with_batch)} with the batch axis{remedy}."
         )
 
     def widened(leaf: AnyArray, carried: Array) -> Array:
@@ -320,10 +323,9 @@ def as_initial(
                 raise ValueError(f"a part of initial is {dtype}; it must be {carried.dtype}.")
         elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
-        wide, shape = jnp.asarray(leaf, jnp.result_type(carried)), carried.shape
-        if carry is None:
-            shape = *rows, *shape[1:]
-        return wide.reshape(shape) if seen == wanted else jnp.broadcast_to(wide, shape)
+        wide = jnp.asarray(leaf, jnp.result_type(carried))
+        shape = (*rows, *carried.shape[1:]) if carry is None else carried.shape
+        return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)
 
     initial = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return jax.tree.map(widened, initial, like if carry is None else carry)

@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.carry import Carry, Tree, hidden
 from jaxgru.cells.contract import AnyRecurrence, CellParams, Weights
+from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import Marks, Mask
 from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.cells.promotion import rounded_inside, vary_alike
@@ -78,47 +79,58 @@ def unroll_stack(
     marks: Sequence[Marks],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
     """Compute a stack of layers that `supports` accepts; `by_hand` is each one's."""
-    gradients = [gradient for gradient in by_hand if gradient]
-    L, recurrence = len(layers), gradients[0][0]
-    first_a = apply_to(layers[0].inputs, x)
-    (T, B), H = first_a.shape[:2], hidden(carry[0]).shape[-1]
-    upper = _stack(layers[1:])
-    U, stacked_carry = _stack([weights for _, weights in gradients]), _stack(carry)
+    recurrences, weights = zip(*[gradient for gradient in by_hand if gradient], strict=True)
+    L = len(layers)
+    a_of_first = apply_to(layers[0].inputs, x)
+    T, B = a_of_first.shape[:2]
+    H = hidden(carry[0]).shape[-1]
     C = T // part_length(T)
+    state_masks = [of_layer.state for of_layer in marks]
+    output_masks = [of_layer.output for of_layer in marks]
+    weights_inside = rounded_inside((_stack(layers[1:]), _stack(weights)))
 
-    def waves(y: Array, layer: int) -> Array:
-        """Place a layer's parts in their waves: (T, …) → (C + L − 1, K, …)."""
-        parts = y.reshape(C, T // C, *y.shape[1:])
-        return jnp.pad(parts, [(layer, L - 1 - layer)] + [(0, 0)] * (parts.ndim - 1))
-
-    def keep(masks: Sequence[Mask]) -> Bool[Array, "waves layers K B H"] | None:
-        kept = [waves(mask.keep, i) for i, mask in enumerate(masks) if mask.keep is not None]
-        return jnp.stack(kept, axis=1) if kept else None
-
-    state_masks, output_masks = [m.state for m in marks], [m.output for m in marks]
-    scale, scale_between = state_masks[0].scale, output_masks[0].scale
-    run = jax.vmap(
-        lambda U, carry, a, keep: over_time(recurrence, U, carry, a, Marks(state=Mask(keep, scale)))
-    )
-    layer, weights = jnp.arange(L), rounded_inside((upper, U))
+    def run_layer(U: Weights, carry: Carry, a: Array, keep: Array | None) -> tuple[Tree, Carry]:
+        mask = Mask(keep, state_masks[0].scale)
+        return over_time(recurrences[0], U, carry, a, Marks(state=mask))
 
     def wave(state: Tree, inputs: Tree) -> tuple[Tree, Array]:
-        (carry, below), (number, first_a, state_keep, output_keep) = state, inputs
-        upper, U = weights()
-        a = jnp.concatenate([first_a[None], jax.vmap(lambda p, x: p.inputs(x))(upper, below)])
-        h, new_carry = run(U, carry, a, state_keep)
-        busy = (layer <= number) & (number < layer + C)
-        carry = jax.tree.map(
-            lambda new, old: jnp.where(busy[:, None, None], new, old), new_carry, carry
-        )
-        return (carry, Mask(output_keep, scale_between)(h[:-1])), h[-1]
+        carry, below = state
+        number, a_of_first, state_keep, output_keep = inputs
+        upper_layers, U = weights_inside()
+        a_of_upper = jax.vmap(lambda p, x: p.inputs(x))(upper_layers, below)
+        a = jnp.concatenate([a_of_first[None], a_of_upper])
+        h, new_carry = jax.vmap(run_layer)(U, carry, a, state_keep)
+        is_busy = (jnp.arange(L) <= number) & (number < jnp.arange(L) + C)
+        carry = IN_ROWS.choose(is_busy, new_carry, carry)
+        below = Mask(output_keep, output_masks[0].scale)(h[:-1])
+        return (carry, below), h[-1]
 
-    inputs = jnp.arange(C + L - 1), waves(first_a, 0), keep(state_masks), keep(output_masks[:-1])
-    below = jnp.zeros((L - 1, T // C, B, H), first_a.dtype)
-    below, _ = vary_alike((below, first_a))
-    (stacked_carry, _), h = jax.lax.scan(wave, (stacked_carry, below), inputs)
+    inputs = (
+        jnp.arange(C + L - 1),
+        _in_waves(a_of_first, 0, C, L),
+        _keep_in_waves(state_masks, C, L),
+        _keep_in_waves(output_masks[:-1], C, L),
+    )
+    below = jnp.zeros((L - 1, T // C, B, H), a_of_first.dtype)
+    below, _ = vary_alike((below, a_of_first))
+    (last, _), h = jax.lax.scan(wave, (_stack(carry), below), inputs)
     h = output_masks[-1](h[L - 1 :].reshape(T, B, H))
-    return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], stacked_carry) for i in range(L))
+    return h, tuple(jax.tree.map(lambda leaf, i=i: leaf[i], last) for i in range(L))
+
+
+def _in_waves(y: Array, layer: int, C: int, L: int) -> Array:
+    """Place a layer's C parts in their waves: (T, …) → (C + L − 1, K, …)."""
+    T = len(y)
+    parts = y.reshape(C, T // C, *y.shape[1:])
+    return jnp.pad(parts, [(layer, L - 1 - layer)] + [(0, 0)] * (parts.ndim - 1))
+
+
+def _keep_in_waves(
+    masks: Sequence[Mask], C: int, L: int
+) -> Bool[Array, "waves layers K B H"] | None:
+    """Return which units of each layer are kept, in its waves; None: there are no masks."""
+    keeps = [_in_waves(mask.keep, i, C, L) for i, mask in enumerate(masks) if mask.keep is not None]
+    return jnp.stack(keeps, axis=1) if keeps else None
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:

@@ -15,7 +15,8 @@ from equations import gru, lstm, mogrifier, numbers
 import jaxgru
 from jaxgru import Dropout
 from jaxgru.cells import Cell, struct
-from jaxgru.layers.dropout import KINDS, SITES, dropout_masks, in_two_directions
+from jaxgru.layers.dropout import KINDS, SITES, in_two_directions
+from jaxgru.layers.masks import dropout_masks
 
 KEY, F, H = jax.random.key(1), 3, 5
 

@@ -21,7 +21,7 @@ from jaxgru import cells
 from jaxgru.cells.carry import hidden, with_hidden
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.layers import blocks, over_time, wavefront
-from jaxgru.layers.dropout import dropout_masks
+from jaxgru.layers.masks import dropout_masks
 
 QUICK, SAMPLES = 50, 3000
 

@@ -23,7 +23,7 @@ from jaxgru import (
     unroll,
 )
 from jaxgru.cells import one_step
-from jaxgru.layers.dropout import dropout_masks
+from jaxgru.layers.masks import dropout_masks
 
 pytestmark = pytest.mark.usefixtures("float64")
 

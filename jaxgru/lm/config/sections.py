@@ -14,8 +14,8 @@ import jax
 from jaxgru.cells import CELLS, CellParams, sizes
 from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError, shown
-from jaxgru.layers.dropout import has_recurrent_weights
 from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.layers.weight_drop import has_recurrent_weights
 from jaxgru.lm.config.fields import (
     ConfigError,
     Role,

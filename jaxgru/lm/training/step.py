@@ -18,8 +18,9 @@ from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, Dropouts, at_step, drop_weights, seeded
+from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.remat import in_segments
+from jaxgru.layers.weight_drop import drop_weights
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll

@@ -15,7 +15,8 @@ from conftest import slow
 from random_models import by_gate, random_params
 
 from jaxgru.cells import CELLS
-from jaxgru.layers.dropout import Dropout, dropout_masks
+from jaxgru.layers.dropout import Dropout
+from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, TrainingConfig, load_config
 from jaxgru.lm.data.batching import random_crops, stream_windows
 from jaxgru.lm.model import HeadParams, Params, apply, init, initial_carry, token_nll

@@ -1,0 +1,159 @@
+"""What layers are computed of: from the axes that users have to time-major ones, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jaxgru.cells.carry import AnyArray, Size, Tree
+from jaxgru.cells.layout import IN_ROWS
+from jaxgru.cells.products import Lookup, looks_up_first, of_steps
+from jaxgru.cells.promotion import vary_alike
+from jaxgru.layers import validate
+from jaxgru.layers.dropout import Dropouts
+from jaxgru.layers.sharding import on_mesh, sharded_by_xla
+
+
+class Options(NamedTuple):
+    """How layers are computed; see `unroll`."""
+
+    implementation: str
+    time_major: bool = True
+    return_carries: bool = False
+    remat: bool = False
+    reverse: bool = False
+
+    def axis(self, shape: tuple[Size, ...]) -> int:
+        """Return the axis of the steps, given the shape of the batch axes and the steps."""
+        return 0 if self.time_major else len(shape) - 1
+
+
+class Arguments(NamedTuple):
+    """What layers are computed of; see `unroll`."""
+
+    x: AnyArray | Lookup
+    carry: Tree
+    reset: AnyArray | None = None
+    lengths: AnyArray | None = None
+    mask: AnyArray | None = None
+    initial: Tree = None
+    dropout: Dropouts = None
+
+
+class Sequences(NamedTuple):
+    """The input of `unroll` or `bidirectional`, time-major, with one batch axis.
+
+    Attributes:
+      reset: (T, B), as in `Marks`; likewise real.
+      mask: real, if it was given as `mask`.
+      batch: the batch axes that x had.
+      axis: where x had its steps, before the batch axes or after them.
+      rows: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
+    """
+
+    x: Array | Lookup
+    reset: Bool[Array, "T *B"] | None
+    real: Bool[Array, "T *B"] | None
+    mask: Bool[Array, "T *B"] | None
+    batch: tuple[Size, ...]
+    axis: int
+    rows: tuple[Size, ...]
+
+    def other_order(self) -> validate.OtherOrder | None:
+        """Return what `time_major` would change; None for one step, which `step` has."""
+        T = self.x.shape[0]
+        if T == 1:
+            return None
+        shape = *self.batch[: self.axis], T, *self.batch[self.axis :]
+        is_batch_major = self.axis > 0
+        other_batch = shape[1:] if is_batch_major else shape[:-1]
+        return validate.OtherOrder(other_batch, time_major=is_batch_major)
+
+    def leave(self, tree: Tree) -> Tree:
+        """Return outputs (T, B, …) with the axes that the input had."""
+        tree = self.leave_rows(tree, 1)
+        if self.axis == 0:
+            return tree
+        return jax.tree.map(lambda h: jnp.moveaxis(h, 0, self.axis), tree)
+
+    def leave_rows(self, tree: Tree, axis: int) -> Tree:
+        """Return what has the axis B, with the batch axes of the input in its place."""
+        if self.rows == self.batch:
+            return tree
+
+        def split(h: Array) -> Array:
+            return h.reshape(*h.shape[:axis], *self.batch, *h.shape[axis + 1 :])
+
+        return jax.tree.map(split, tree)
+
+    def leave_carries(self, carries: Sequence[Tree], is_single: bool) -> list[Tree]:
+        """Return the last carry and, if there are, those of every step; of a layer alone, its."""
+        last, *every = carries
+        parts = [self.leave_rows(last, 0), *self.leave(every)]
+        return [part[0] for part in parts] if is_single else parts
+
+
+def enter(options: Options, arguments: Arguments) -> Sequences:
+    """Return the input, and what marks its steps, as layers take them.
+
+    Raises:
+      ValueError: there is no step, or lengths and a mask are both given.
+    """
+    x = arguments.x
+    lengths = arguments.lengths
+    if lengths is not None and arguments.mask is not None:
+        raise ValueError("both lengths and a mask are given; give one of them.")
+    shape = x.shape[:-1]
+    axis = options.axis(shape)
+    T = shape[axis]
+    batch = *shape[:axis], *shape[axis + 1 :]
+    if T == 0:
+        raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
+    real: Tree = arguments.mask
+    if lengths is not None:
+        real = validate.real_steps(lengths, shape, axis)
+    reset: Tree = arguments.reset
+    if reset is not None and lengths is not None:
+        reset = reset & real
+    x = _without_padding(x, real)
+    # To merge axes that are sharded would bring all rows to each device
+    rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
+
+    def time_major(a: Array) -> Array:
+        if axis:
+            a = jnp.moveaxis(a, axis, 0)
+        return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
+
+    if axis or rows != batch:
+        x = of_steps(time_major, x)
+        reset = jax.tree.map(time_major, reset)
+        real = jax.tree.map(time_major, real)
+    mask = None if arguments.mask is None else real
+    return Sequences(x, reset, real, mask, batch, axis, rows)
+
+
+def _without_padding(x: Tree, real: Tree) -> Tree:
+    """Return the input with zeros for what no real step reads, whatever it holds, also NaN.
+
+    `jax_debug_nans` would find it. Of a lookup, these are also rows of the table.
+    """
+    if real is not None:
+        x = of_steps(partial(IN_ROWS.choose, real), x)
+    if not isinstance(x, Lookup) or (real is None and looks_up_first(x)):
+        return x
+
+    def without_unread_rows(x: Lookup) -> Array:
+        table, ids = vary_alike(x)
+        is_read, _ = vary_alike((jnp.zeros(len(table), bool), ids))
+        is_real = True if real is None else real
+        numbers = ids.astype(jnp.int32) if ids.dtype == bool else ids
+        is_read = is_read.at[numbers].max(is_real, wrap_negative_indices=False)
+        return jnp.where(is_read[:, None], table, 0)
+
+    return x._replace(table=sharded_by_xla(without_unread_rows, x, (None, None))(x))
