@@ -47,7 +47,7 @@ PHI = TANH + RELU
 # --- Weights
 
 
-class Stored(NamedTuple):
+class Storage(NamedTuple):
     """How another library stores a layer: as arrays by name.
 
     Attributes:
@@ -71,7 +71,9 @@ class Stored(NamedTuple):
     old_z: bool = True
 
 
-def from_arrays(where: str, stored: Stored, arrays: Mapping[str, Any], **others: Any) -> CellParams:
+def from_arrays(
+    where: str, storage: Storage, arrays: Mapping[str, Any], **others: Any
+) -> CellParams:
     """Return the layer with these arrays; `others` are other fields.
 
     Raises:
@@ -79,45 +81,45 @@ def from_arrays(where: str, stored: Stored, arrays: Mapping[str, Any], **others:
     """
     arrays = as_weights(where, arrays)
     shapes = {name: array.shape for name, array in arrays.items()}
-    expected = _expected_shapes(stored, shapes)
+    expected = _expected_shapes(storage, shapes)
     if shapes.keys() > expected.keys():
         name = min(shapes.keys() - expected.keys())
         raise UnknownCell(f"{where}: the tensor {name} does not belong there.")
     check_shapes(where, shapes, expected)
 
-    if stored.out_in:
+    if storage.out_in:
         arrays = {name: array.T for name, array in arrays.items()}
-    W = _side_by_side(arrays, stored.W)
-    U = _side_by_side(arrays, stored.U)
+    W = _side_by_side(arrays, storage.W)
+    U = _side_by_side(arrays, storage.U)
     b = None
-    if stored.b:
-        b = _side_by_side(arrays, stored.b)
-    if stored.cn:
-        others["cn"] = jnp.asarray(arrays[stored.cn])
-    return layer_from_weights(stored.cls, stored.order, W, U, b, old_z=stored.old_z, **others)
+    if storage.b:
+        b = _side_by_side(arrays, storage.b)
+    if storage.cn:
+        others["cn"] = jnp.asarray(arrays[storage.cn])
+    return layer_from_weights(storage.cls, storage.order, W, U, b, old_z=storage.old_z, **others)
 
 
 def _expected_shapes(
-    stored: Stored, shapes: Mapping[str, tuple[int, ...]]
+    storage: Storage, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a layer's arrays, whose sizes are those of its first W and U."""
 
     def in_out(shape: tuple[int, ...]) -> tuple[int, ...]:
         """Turn a stored shape into (in, out), or back."""
-        return shape[::-1] if stored.out_in else shape
+        return shape[::-1] if storage.out_in else shape
 
-    W_shape = in_out(shapes.get(stored.W[0], ()))
-    U_shape = in_out(shapes.get(stored.U[0], ()))
+    W_shape = in_out(shapes.get(storage.W[0], ()))
+    U_shape = in_out(shapes.get(storage.U[0], ()))
     E = W_shape[0] if W_shape else 0
     width = U_shape[-1] if U_shape else 0
-    H = width * len(stored.U) // len(stored.order)
+    H = width * len(storage.U) // len(storage.order)
 
     expected: dict[str, tuple[int, ...]] = {}
-    expected |= {name: in_out((E, width)) for name in stored.W}
-    expected |= {name: in_out((H, width)) for name in stored.U}
-    expected |= {name: (width,) for name in stored.b}
-    if stored.cn:
-        expected[stored.cn] = (H,)
+    expected |= {name: in_out((E, width)) for name in storage.W}
+    expected |= {name: in_out((H, width)) for name in storage.U}
+    expected |= {name: (width,) for name in storage.b}
+    if storage.cn:
+        expected[storage.cn] = (H,)
     return expected
 
 
@@ -125,18 +127,18 @@ def _side_by_side(arrays: Mapping[str, AnyArray], names: Sequence[str]) -> Array
     return jnp.concatenate([arrays[name] for name in names], axis=-1)
 
 
-def to_arrays(layer: Any, stored: Stored) -> dict[str, Array]:
+def to_arrays(layer: Any, storage: Storage) -> dict[str, Array]:
     """Return a layer's arrays by name; a GRU's c is added to b."""
-    weights = weights_in_order(without_c(layer), stored.order, stored.old_z)
-    named_weights = [(stored.W, weights.W), (stored.U, weights.U), (stored.b, weights.b)]
+    weights = weights_in_order(without_c(layer), storage.order, storage.old_z)
+    named_weights = [(storage.W, weights.W), (storage.U, weights.U), (storage.b, weights.b)]
     arrays: dict[str, Array] = {}
     for names, weight in named_weights:
         parts = jnp.split(weight, len(names), axis=-1)
-        if stored.out_in:
+        if storage.out_in:
             parts = [part.T for part in parts]
         arrays |= zip(names, parts, strict=True)
-    if stored.cn:
-        arrays[stored.cn] = layer.cn
+    if storage.cn:
+        arrays[storage.cn] = layer.cn
     return arrays
 
 
@@ -159,7 +161,7 @@ def layer_from_weights(
       old_z: z weights the old state of a GRU, as everywhere but in jaxgru and Haiku.
       others: other fields of the layer.
     """
-    in_our_order = partial(reordered, order=order, wanted=cls.gates, old_z=old_z)
+    in_our_order = partial(reorder_gates, order=order, wanted=cls.gates, old_z=old_z)
     if b is None:
         b = np.zeros(W.shape[-1], W.dtype)
     b = in_our_order(b)
@@ -176,13 +178,13 @@ def layer_from_weights(
         if cls is GRUParams:
             others.setdefault("cn", c_n)
         else:
-            b = jnp.concatenate([b[: 2 * H], added(b[2 * H :], c_n)])
+            b = jnp.concatenate([b[: 2 * H], add_biases(b[2 * H :], c_n)])
     elif c is not None:
-        b = added(b, c)
+        b = add_biases(b, c)
     return cls(W=in_our_order(W), U=in_our_order(U), b=b, **others)
 
 
-def reordered(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -> Array:
+def reorder_gates(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -> Array:
     """Return a copy of weights (..., G·H) with their gates in another order; zeros, of others.
 
     For a NumPy array, this compiles nothing.
@@ -214,7 +216,7 @@ def weights_in_order(layer: CellParams, order: str, old_z: bool = True) -> Weigh
     them. `old_z` is as for `layer_from_weights`.
     """
     p: Any = dense(layer)
-    in_order = partial(reordered, order=p.gates, wanted=order)
+    in_order = partial(reorder_gates, order=p.gates, wanted=order)
     has_c = getattr(p, "c", None) is not None
     return Weights(
         W=in_order(p.W, old_z=old_z),
@@ -235,9 +237,9 @@ def _second_biases(p: Any) -> Array:
     return jnp.concatenate([c, getattr(p, "cn", zeros_n)])
 
 
-def by_layer(cells: Mapping[T, Stored]) -> dict[type, tuple[T, Stored]]:
+def by_layer(cells: Mapping[T, Storage]) -> dict[type, tuple[T, Storage]]:
     """Return a library's cell for each class of layers, the last in the table, and its row."""
-    return {stored.cls: (cell, stored) for cell, stored in cells.items()}
+    return {storage.cls: (cell, storage) for cell, storage in cells.items()}
 
 
 def without_c(layer: CellParams) -> CellParams:
@@ -246,11 +248,11 @@ def without_c(layer: CellParams) -> CellParams:
     if getattr(p, "c", None) is None:
         return layer
     b_zr, b_n = jnp.split(p.b, [len(p.c)])
-    b = jnp.concatenate([added(b_zr, p.c), b_n])
+    b = jnp.concatenate([add_biases(b_zr, p.c), b_n])
     return dataclasses.replace(p, b=b, c=None)
 
 
-def added(b: AnyArray, c: AnyArray) -> Array:
+def add_biases(b: AnyArray, c: AnyArray) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
     return jnp.where(c == 0, b, b + c)
 
@@ -318,7 +320,7 @@ def run_cell(
     """
     state_dtype = jnp.result_type(product_dtype, *jax.tree.leaves(state))
 
-    def converted(weight: Array) -> Array:
+    def converted(weight: AnyArray) -> AnyArray:
         return weight.astype(product_dtype if weight.ndim == 2 else state_dtype)
 
     layer = jax.tree.map(converted, layer)

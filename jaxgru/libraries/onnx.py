@@ -297,7 +297,7 @@ def _operator_peepholes(p: Any) -> jax.Array:
     if peepholes is None:
         _, H = sizes(p)
         peepholes = np.zeros(len(p.peepholes) * H, p.b.dtype)
-    return common.reordered(peepholes, p.peepholes, onnx_nodes.PEEPHOLES)
+    return common.reorder_gates(peepholes, p.peepholes, onnx_nodes.PEEPHOLES)
 
 
 def _operator_attributes(layers: tuple[Any, ...], mode: Mode) -> dict[str, Any]:
@@ -386,10 +386,10 @@ def _add_direction(
     path = level.paths[d]
     cell = type(p).__name__
 
-    def stored(name: str, leaf: Any) -> Value:
+    def add_weight(name: str, leaf: Any) -> Value:
         return graph.value(graph.constant(name, leaf), *leaf.shape)
 
-    weights = _map_named(f"layers.{path}", p, stored)
+    weights = _map_named(f"layers.{path}", p, add_weight)
     x_TB = graph.value(x, T, B, sizes(p)[0])
     scanned = {"a": graph.add(cell, lambda p, x: p.inputs(x), weights, x_TB)} | flags
 

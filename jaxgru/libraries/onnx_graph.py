@@ -86,11 +86,11 @@ class Graph:
         return body
 
     def input(self, name: str, *shape: Size, dtype: Any = None) -> str:
-        self.inputs.append(_described(name, shape, dtype or self.dtype))
+        self.inputs.append(_value_info(name, shape, dtype or self.dtype))
         return name
 
     def output(self, name: str, *shape: Size, dtype: Any = None) -> str:
-        self.outputs.append(_described(name, shape, dtype or self.dtype))
+        self.outputs.append(_value_info(name, shape, dtype or self.dtype))
         return name
 
     def constant(self, name: str, value: Any) -> str:
@@ -139,8 +139,8 @@ class Graph:
         results = _Operators(self, what, values).results(traced, values)
         return jax.tree.unflatten(jax.tree.structure(result), results)
 
-    def proto(self, **stored: Any) -> onnx.GraphProto:
-        return helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, **stored)
+    def proto(self, **contents: Any) -> onnx.GraphProto:
+        return helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, **contents)
 
     def model(self) -> onnx.ModelProto:
         """Return the model; the same weights always give the same bytes."""
@@ -161,7 +161,7 @@ def _are_same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _described(name: str, shape: Sequence[Size], dtype: DTypeLike) -> onnx.ValueInfoProto:
+def _value_info(name: str, shape: Sequence[Size], dtype: DTypeLike) -> onnx.ValueInfoProto:
     shape = [str(size) if is_symbolic_dim(size) else size for size in shape]
     return helper.make_tensor_value_info(name, _type(dtype), shape)
 
@@ -202,8 +202,8 @@ class _Operators:
         """Add a program, and return its results, which are in the graph."""
         results: list[Value] = []
         for result, aval in zip(self.run(program, args), program.out_avals, strict=True):
-            whole = self.whole(result, aval.shape)
-            results.append(Value(self.named(whole), whole.shape, whole.dtype))
+            whole = self.broadcast(result, aval.shape)
+            results.append(Value(self.name_of(whole), whole.shape, whole.dtype))
         return results
 
     def run(self, program: Any, args: Sequence[Value]) -> list[Value]:
@@ -231,22 +231,22 @@ class _Operators:
             program = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
             return self.run(program, inputs)
         if name == "broadcast_in_dim":
-            return [self.repeated(inputs[0], params["shape"], params["broadcast_dimensions"])]
+            return [self.add_axes(inputs[0], params["shape"], params["broadcast_dimensions"])]
         if _is_known(eqn, inputs):
-            return self.computed(eqn, inputs)
+            return self.compute(eqn, inputs)
         if params.get("axes") == ():
             # A reduction over no axes; ONNX would reduce over all.
             return inputs
         self.check_dtypes(eqn)
         if _is_where(eqn):
-            return [self.elementwise("where", eqn, inputs)]
+            return [self.apply_elementwise("where", eqn, inputs)]
         if name in _FORMULAS:
-            return self.formula(eqn, inputs)
+            return self.apply_formula(eqn, inputs)
         if name in _ELEMENTWISE:
-            return [self.elementwise(name, eqn, inputs)]
+            return [self.apply_elementwise(name, eqn, inputs)]
         if name in _OPERATORS:
-            return self.operators(eqn, inputs)
-        raise self.refused(f"JAX's {name}")
+            return self.apply_operators(eqn, inputs)
+        raise self.refusal(f"JAX's {name}")
 
     def check_dtypes(self, eqn: Any) -> None:
         """Raise InteropError if ONNX's operators do not take the dtypes of a primitive."""
@@ -254,35 +254,36 @@ class _Operators:
         dtypes = {var.aval.dtype.name for var in eqn.invars}
         others = dtypes - _dtypes_of(name)
         if others:
-            raise self.refused(f"JAX's {name} of {' and '.join(sorted(others))}")
+            raise self.refusal(f"JAX's {name} of {' and '.join(sorted(others))}")
         if name == "dot_general" and dtypes != {eqn.outvars[0].aval.dtype.name}:
-            raise self.refused("JAX's dot_general of several dtypes")
+            raise self.refusal("JAX's dot_general of several dtypes")
 
-    def computed(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def compute(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """Return what JAX computes of inputs that are known."""
         name = inputs[0].name if inputs else eqn.primitive.name
-        arrays = [x.array for x in self.all_whole(eqn, inputs)]
+        arrays = [x.array for x in self.broadcast_all(eqn, inputs)]
         outputs = eqn.primitive.bind(*arrays, **eqn.params)
         if not eqn.primitive.multiple_results:
             outputs = [outputs]
         return [constant(name, output) for output in outputs]
 
-    def formula(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def apply_formula(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """Add a primitive as a formula of others."""
         formula = partial(_FORMULAS[eqn.primitive.name], **eqn.params)
         avals = [var.aval for var in eqn.invars]
         return self.run(jax.make_jaxpr(formula)(*avals), inputs)
 
-    def elementwise(self, name: str, eqn: Any, inputs: Sequence[Value]) -> Value:
+    def apply_elementwise(self, name: str, eqn: Any, inputs: Sequence[Value]) -> Value:
         """Add a primitive as the row of `_ELEMENTWISE` with this name."""
-        input_names = [self.named(x) for x in inputs]
+        input_names = [self.name_of(x) for x in inputs]
         output = _ELEMENTWISE[name](self.graph, *input_names, **eqn.params)
         shape = _joint_shape([x.shape for x in inputs])
         return Value(output, shape, eqn.outvars[0].aval.dtype)
 
-    def operators(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def apply_operators(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """Add a primitive that is not elementwise."""
-        outputs = _OPERATORS[eqn.primitive.name](self, *self.all_whole(eqn, inputs), **eqn.params)
+        add = _OPERATORS[eqn.primitive.name]
+        outputs = add(self, *self.broadcast_all(eqn, inputs), **eqn.params)
         if not isinstance(outputs, list):
             outputs = [outputs]
         values: list[Value] = []
@@ -292,31 +293,32 @@ class _Operators:
             values.append(output)
         return values
 
-    def all_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def broadcast_all(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """Return the inputs of a primitive, of the shapes that JAX sees."""
-        return [self.whole(x, var.aval.shape) for x, var in zip(inputs, eqn.invars, strict=True)]
+        shapes = [var.aval.shape for var in eqn.invars]
+        return [self.broadcast(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
 
-    def refused(self, computes: str) -> InteropError:
+    def refusal(self, computes: str) -> InteropError:
         return InteropError(f"{self.what} computes {computes}, which jaxgru cannot write as ONNX.")
 
-    def named(self, x: Value) -> str:
+    def name_of(self, x: Value) -> str:
         """Return the name of a tensor, which is now in the graph."""
         return x.name if x.array is None else self.graph.constant(x.name, x.array)
 
     def node(self, op: str, *inputs: Value | str, **attributes: Any) -> str:
         """Add a node that reads tensors, some given by name; return the name of its output."""
-        names = [x if isinstance(x, str) else self.named(x) for x in inputs]
+        names = [x if isinstance(x, str) else self.name_of(x) for x in inputs]
         return self.graph.node(op, *names, **attributes)
 
     def sizes(self, *sizes: Size) -> str:
         """Return the name of a constant with these sizes, axes or indices."""
         for size in sizes:
             if is_symbolic_dim(size):
-                raise self.refused(f"an array of size {size}")
+                raise self.refusal(f"an array of size {size}")
         name = "_".join(["sizes", *map(str, sizes)])
         return self.graph.constant(name, np.array(sizes, np.int64))
 
-    def repeated(self, x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
+    def add_axes(self, x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
         """Add axes of size 1; elementwise operators repeat an array along them."""
         new_axes = [axis for axis in range(len(shape)) if axis not in axes]
         new_shape: list[Size] = [1] * len(shape)
@@ -329,7 +331,7 @@ class _Operators:
             name = self.node("Unsqueeze", x, self.sizes(*new_axes))
         return Value(name, tuple(new_shape), x.dtype)
 
-    def whole(self, x: Value, shape: Sequence[Size]) -> Value:
+    def broadcast(self, x: Value, shape: Sequence[Size]) -> Value:
         """Return a tensor of the shape that JAX sees."""
         if x.shape == tuple(shape):
             return x
@@ -348,7 +350,7 @@ class _Operators:
 
     # Of what is not elementwise. x has the shape that JAX sees.
 
-    def transposed(self, x: Value, axes: Sequence[int]) -> Value:
+    def transpose(self, x: Value, axes: Sequence[int]) -> Value:
         if x.array is not None:
             return constant(x.name, x.array.transpose(axes))
         if [*axes] == [*range(len(axes))]:
@@ -356,7 +358,7 @@ class _Operators:
         shape = tuple(x.shape[axis] for axis in axes)
         return Value(self.graph.transpose(x.name, *axes), shape, x.dtype)
 
-    def reshaped(self, x: Value, shape: Sequence[Size]) -> Value:
+    def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
         if x.array is not None:
             return constant(x.name, x.array.reshape(shape))
         if x.shape == tuple(shape):
@@ -370,7 +372,7 @@ class _Operators:
             sizes[open_axes[0]] = -1  # ONNX finds one size
         return Value(self.node("Reshape", x, self.sizes(*sizes)), tuple(shape), x.dtype)
 
-    def sliced(self, x: Value, starts: Sequence[int], ends: Sequence[Size]) -> Value:
+    def slice(self, x: Value, starts: Sequence[int], ends: Sequence[Size]) -> Value:
         """Return x[start:end] along each axis."""
         cuts = [*zip(starts, ends, strict=True)]
         axes = [axis for axis, cut in enumerate(cuts) if cut != (0, x.shape[axis])]
@@ -420,13 +422,13 @@ def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any,
     columns = [y.shape[axis] for axis in free_y]
     K = math.prod(x.shape[axis] for axis in sum_x)
 
-    x = ops.transposed(x, [*batch_x, *free_x, *sum_x])
+    x = ops.transpose(x, [*batch_x, *free_x, *sum_x])
     # Without a batch, MatMul takes any number of axes of rows.
-    x = ops.reshaped(x, [*batch, math.prod(rows), K] if batch else [*rows, K])
-    y = ops.transposed(y, [*batch_y, *sum_y, *free_y])
-    y = ops.reshaped(y, [*batch, K, math.prod(columns)])
+    x = ops.reshape(x, [*batch, math.prod(rows), K] if batch else [*rows, K])
+    y = ops.transpose(y, [*batch_y, *sum_y, *free_y])
+    y = ops.reshape(y, [*batch, K, math.prod(columns)])
     xy = Value(ops.node("MatMul", x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)
-    return ops.reshaped(xy, [*batch, *rows, *columns])
+    return ops.reshape(xy, [*batch, *rows, *columns])
 
 
 def _gather(
@@ -434,15 +436,15 @@ def _gather(
 ) -> Value | str:
     """Add x[…, i, j:k], which JAX traces as this where a size of x is symbolic."""
     if indices.array is None or indices.array.ndim != 1:
-        raise ops.refused("an index that is an array")
+        raise ops.refusal("an index that is an array")
     axes = dimension_numbers.start_index_map
     start_of_axis = dict(zip(axes, indices.array.tolist(), strict=True))
     starts = [start_of_axis.get(axis, 0) for axis in range(len(x.shape))]
     ends = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
     for start, end, size in zip(starts, ends, x.shape, strict=True):
         if start < 0 or end > size:
-            raise ops.refused("an index outside of its axis")
-    cut = ops.sliced(x, starts, ends)
+            raise ops.refusal("an index outside of its axis")
+    cut = ops.slice(x, starts, ends)
     collapsed = dimension_numbers.collapsed_slice_dims
     if not collapsed:
         return cut
@@ -453,8 +455,8 @@ def _slice(
     ops: _Operators, x: Value, *, start_indices: Any, limit_indices: Any, strides: Any
 ) -> Value:
     if strides is not None and {*strides} != {1}:
-        raise ops.refused("a slice with strides")
-    return ops.sliced(x, start_indices, limit_indices)
+        raise ops.refusal("a slice with strides")
+    return ops.slice(x, start_indices, limit_indices)
 
 
 def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> list[str]:
@@ -466,13 +468,13 @@ def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> li
 def _pad(ops: _Operators, x: Value, by: Value, *, padding_config: Any) -> str:
     low, high, inner = zip(*padding_config, strict=True)
     if any(inner) or min(*low, *high) < 0:
-        raise ops.refused("padding between elements, or less than none")
+        raise ops.refusal("padding between elements, or less than none")
     return ops.node("Pad", x, ops.sizes(*low, *high), by)
 
 
 def _reshape(ops: _Operators, x: Value, *, new_sizes: Any, dimensions: Any, **_: Any) -> Value:
     axes = dimensions or range(len(x.shape))
-    return ops.reshaped(ops.transposed(x, axes), new_sizes)
+    return ops.reshape(ops.transpose(x, axes), new_sizes)
 
 
 def _reduce(op: str) -> Callable[..., str]:
@@ -493,7 +495,7 @@ _OPERATORS: dict[str, Callable[..., Value | str | list[str]]] = {
     "split": _split,
     "squeeze": lambda ops, x, *, dimensions: ops.node("Squeeze", x, ops.sizes(*dimensions)),
     "tile": lambda ops, x, *, reps: ops.node("Tile", x, ops.sizes(*reps)),
-    "transpose": lambda ops, x, *, permutation: ops.transposed(x, permutation),
+    "transpose": lambda ops, x, *, permutation: ops.transpose(x, permutation),
 }
 """(_Operators, inputs, the primitive's parameters) → the outputs, or their names."""
 

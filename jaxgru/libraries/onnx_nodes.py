@@ -131,13 +131,13 @@ class _Nodes:
         self.where = where
         self.folder = folder
         self.opsets = model.opset_import
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.makers = {out: node for node in model.graph.node for out in node.output if out}
 
     def value(self, what: str, name: str) -> np.ndarray:
         """Return a constant, also one that other nodes compute from constants."""
-        if name in self.stored:
-            return self._stored_value(what, self.stored[name])
+        if name in self.initializers:
+            return self._stored_value(what, self.initializers[name])
         if name in self.makers:
             return self._computed_value(what, name)
         raise InteropError(
@@ -259,5 +259,5 @@ def layer_from_operator(
     if hasattr(cls, "peepholes"):
         options["p"] = None
         if "P" in weights:
-            options["p"] = common.reordered(weights["P"], PEEPHOLES, cls.peepholes)
+            options["p"] = common.reorder_gates(weights["P"], PEEPHOLES, cls.peepholes)
     return common.layer_from_weights(cls, order, W, U, b, c, **options)
