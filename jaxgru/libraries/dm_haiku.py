@@ -68,8 +68,12 @@ def dynamic_unroll(
     if is_reset_core:
         input_sequence, resets = input_sequence
     inputs = common.with_steps("input_sequence", input_sequence)
-    axis = 0 if time_major or inputs.ndim == 2 else 1
-    batch = inputs.shape[1:-1] if axis == 0 else inputs.shape[:1]
+    if time_major or inputs.ndim == 2:
+        axis = 0
+        batch = inputs.shape[1:-1]
+    else:
+        axis = 1
+        batch = inputs.shape[:1]
     shape = (*batch, inner.hidden_size)
     state = common.as_state("initial_state", initial_state, isinstance(inner, hk.LSTM), shape)
     state = _their_state(state)

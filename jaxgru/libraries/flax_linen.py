@@ -90,16 +90,20 @@ class RNN(nn.RNN):
                 seq_lengths=seq_lengths,
                 **options,
             )
-        key = jax.random.key(0) if init_key is None else init_key
-        start = self.cell.initialize_carry(key, flax_rnn.step_shape(inputs, options["time_major"]))
+        if init_key is None:
+            init_key = jax.random.key(0)
+        step_shape = flax_rnn.step_shape(inputs, options["time_major"])
+        start = self.cell.initialize_carry(init_key, step_shape)
+        if initial_carry is None:
+            initial_carry = start
         if "params" not in self.cell.variables:
             # This initializes them.
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
         return _run(
             self.cell,
             inputs,
-            carry=start if initial_carry is None else initial_carry,
-            start=start,
+            initial_carry,
+            start,
             reset=reset,
             lengths=seq_lengths,
             implementation=implementation,

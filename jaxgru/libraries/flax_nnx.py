@@ -101,10 +101,12 @@ class RNN(nnx.RNN):
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
             start = cell.initialize_carry(flax_rnn.step_shape(inputs, options["time_major"]), rngs)
+        if initial_carry is None:
+            initial_carry = start
         return flax_rnn.rnn(
             layer,
             inputs,
-            carry=start if initial_carry is None else initial_carry,
+            initial_carry,
             dtype=cell.dtype,
             reset=reset,
             # Without a `carry_init`, a cell starts at zeros.
@@ -149,7 +151,9 @@ class Layer(nnx.Module):
         self.deterministic = deterministic
         self.dropout = nnx.data(tuple(each(dropout)))
         stream = _dropout_stream(rngs)
-        self.rngs = nnx.data(None if stream is None else stream.fork())
+        if stream is not None:
+            stream = stream.fork()
+        self.rngs = nnx.data(stream)
         self.names = flax_rnn.names(layers)
         self.structure = jax.tree.structure(layers)
         params = [nnx.Param(weight) for weight in jax.tree.leaves(layers)]

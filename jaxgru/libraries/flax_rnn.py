@@ -151,7 +151,9 @@ def call_options(module: Any, **options: bool | None) -> dict[str, Any]:
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
     shape = common.with_steps("inputs", inputs).shape
-    return shape[1:] if time_major else (*shape[:-2], shape[-1])
+    if time_major:
+        return shape[1:]
+    return (*shape[:-2], shape[-1])
 
 
 def rnn(

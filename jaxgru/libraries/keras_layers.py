@@ -71,9 +71,10 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     if not layer.built:
         raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
     common.check_options(what, layer, activation=TANH + RELU, recurrent_activation=SIGMOID)
-    arrays = _arrays(what, layer, layer.get_weights() if weights is None else weights)
+    if weights is None:
+        weights = layer.get_weights()
+    W, U, *biases = _arrays(what, layer, weights)
     cls = _layer_class(layer)
-    W, U, *biases = arrays
     b = None
     c = None
     if biases:
@@ -84,7 +85,7 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     return common.layer_from_weights(cls, LAYERS[cls][1], W, U, b, c, activation=activation)
 
 
-def _arrays(what: str, layer: Any, values: Sequence[Any]) -> list[AnyArray]:
+def _arrays(what: str, layer: Any, values: Any) -> list[AnyArray]:
     """Return the weights of a layer; raise InteropError if they are not those that it has."""
     shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
     # Those after the layer's own have numbers as names, and are refused.
@@ -132,7 +133,9 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
 
 def _from_parts(whole: Any, layers: Sequence[Any], weights: Sequence[Any] | None) -> Any:
     """Return `from_keras` of each layer of which one consists; the last takes the other weights."""
-    weights = list(whole.get_weights() if weights is None else weights)
+    if weights is None:
+        weights = whole.get_weights()
+    weights = list(weights)
     ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
     parts = [weights[start:end] for start, end in pairwise([0, *ends])]
     return tuple(map(from_keras, layers, parts))

@@ -120,7 +120,9 @@ def _stacks(layers: Any) -> tuple[tuple[tuple[Any, ...], ...], bool]:
     if not all(are_residual):
         raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
     parts = [stack[0].layers for stack in stacks]
-    return common.directions(parts if len(parts) == 2 else parts[0]), True
+    if len(parts) == 1:
+        return common.directions(parts[0]), True
+    return common.directions(parts), True
 
 
 def _check_options(
@@ -268,7 +270,7 @@ def _add_recurrent(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     )
     for part, last, state in zip(parts, last_states, states, strict=True):
         if mode.lengths:
-            last = _state_of_empty_rows(graph, mode.lengths, last, state)
+            last = _keep_empty_rows(graph, mode.lengths, last, state)
         for d, path in enumerate(level.paths):
             index = graph.constant(f"index_{d}", d)
             graph.node("Gather", last, index, axis=0, outputs=[f"carry_out.{path}.{part}"])
@@ -282,7 +284,7 @@ def _add_recurrent(graph: Graph, level: Level, x: str, mode: Mode) -> str:
 def _operator_weights(layers: tuple[Any, ...]) -> dict[str, np.ndarray]:
     """Return the operator's W, R and B."""
     order = ORDER[OPERATORS[type(layers[0])].name]
-    # The rest is NumPy's, which compiles nothing.
+    # As NumPy's arrays, for which nothing is compiled.
     directions = [jax.tree.map(np.asarray, common.weights_in_order(p, order)) for p in layers]
     return {
         "W": np.stack([weights.W.T for weights in directions]),
@@ -330,7 +332,7 @@ def _operator_state(graph: Graph, level: Level, part: str) -> str:
     return graph.node("Concat", *states, axis=0)
 
 
-def _state_of_empty_rows(graph: Graph, lengths: str, last: str, state: str) -> str:
+def _keep_empty_rows(graph: Graph, lengths: str, last: str, state: str) -> str:
     """Keep the state of a row without steps, for which ONNX Runtime returns zeros."""
     has_steps = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
     has_steps = graph.node("Unsqueeze", has_steps, _axis(graph, 1))
@@ -351,8 +353,10 @@ def _add_step(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     weights = _map_named(f"layers.{path}", p, constant)
     carry = _carry(p, f"carry.{path}.")
     x_B = graph.value(x, B, sizes(p)[0])
-    reset: Any = graph.value(mode.reset, B, dtype=bool) if mode.reset else None
-    marks = Marks(reset, _initial(mode, level.i))
+    marks = Marks(initial=_initial(mode, level.i))
+    if mode.reset:
+        reset: Any = graph.value(mode.reset, B, dtype=bool)
+        marks = marks._replace(reset=reset)
     h, after = graph.add(type(p).__name__, _step_of_input, weights, carry, x_B, marks)
     for part, value in zip(_carry_parts(p), jax.tree.leaves(after), strict=True):
         graph.node("Identity", value.name, outputs=[f"carry_out.{path}.{part}"])

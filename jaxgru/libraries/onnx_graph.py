@@ -303,7 +303,9 @@ class _Operators:
 
     def name_of(self, x: Value) -> str:
         """Return the name of a tensor, which is now in the graph."""
-        return x.name if x.array is None else self.graph.constant(x.name, x.array)
+        if x.array is None:
+            return x.name
+        return self.graph.constant(x.name, x.array)
 
     def node(self, op: str, *inputs: Value | str, **attributes: Any) -> str:
         """Add a node that reads tensors, some given by name; return the name of its output."""
@@ -423,8 +425,11 @@ def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any,
     K = math.prod(x.shape[axis] for axis in sum_x)
 
     x = ops.transpose(x, [*batch_x, *free_x, *sum_x])
-    # Without a batch, MatMul takes any number of axes of rows.
-    x = ops.reshape(x, [*batch, math.prod(rows), K] if batch else [*rows, K])
+    if batch:
+        x = ops.reshape(x, [*batch, math.prod(rows), K])
+    else:
+        # MatMul takes any number of axes of rows.
+        x = ops.reshape(x, [*rows, K])
     y = ops.transpose(y, [*batch_y, *sum_y, *free_y])
     y = ops.reshape(y, [*batch, K, math.prod(columns)])
     xy = Value(ops.node("MatMul", x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)

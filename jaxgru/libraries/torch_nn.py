@@ -264,8 +264,15 @@ def _module(
         cls = ProjectedLSTMParams
         fields += "P"
     directions = 2 if "weight_ih_l0_reverse" in shapes else 1
-    suffixes = _suffixes(shapes, directions) if first else [""]
-    return _Module(cls, fields, suffixes, directions, W[1], H, units)
+    return _Module(
+        cls=cls,
+        fields=fields,
+        suffixes=_suffixes(shapes, directions),
+        directions=directions,
+        in_features=W[1],
+        out_features=H,
+        units=units,
+    )
 
 
 def _kind(W: tuple[int, ...], units: int) -> str | None:
@@ -284,7 +291,9 @@ def _is_cell_of(kind: str, cell: str | None) -> bool:
 
 
 def _suffixes(shapes: Mapping[str, Any], directions: int) -> list[str]:
-    """Return how the names of a module's layers end."""
+    """Return how the names of the weights of each layer end; of a cell, they end at once."""
+    if "weight_ih" in shapes:
+        return [""]
     depth = 1
     while f"weight_ih_l{depth}" in shapes:
         depth += 1
