@@ -222,7 +222,7 @@ def weights_in_order(layer: CellParams, order: str, old_z: bool = True) -> Weigh
         W=in_order(p.W, old_z=old_z),
         U=in_order(p.U, old_z=old_z),
         b=in_order(p.b, old_z=old_z),
-        # z's part of a missing c stays 0, and does not become −0
+        # A missing c stays 0, also in z, where a change of sign would make it −0.
         c=in_order(_second_biases(p), old_z=old_z and has_c),
     )
 
