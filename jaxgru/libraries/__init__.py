@@ -17,7 +17,11 @@ class InteropError(UserError):
 
 
 def import_torch() -> ModuleType:
-    """Import and return PyTorch. Raises InteropError where it is not installed."""
+    """Import and return PyTorch.
+
+    Raises:
+      InteropError: it is not installed.
+    """
     try:
         import torch
     except ImportError as error:
@@ -29,12 +33,11 @@ def check_shapes(
     where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Compare tensors' shapes by name, first the names; `where` begins the message."""
-    of_both = have.keys() & want.keys()
-    for name in sorted(have.keys() | want.keys(), key=lambda name: (name in of_both, name)):
-        if name not in have:
+    for name in sorted(have.keys() ^ want.keys()):
+        if name in want:
             raise InteropError(f"{where}: the tensor {name} is missing.")
-        if name not in want:
-            raise InteropError(f"{where}: the tensor {name} does not belong there.")
+        raise InteropError(f"{where}: the tensor {name} does not belong there.")
+    for name in sorted(want):
         if have[name] != want[name]:
             raise InteropError(
                 f"{where}: the tensor {name} has shape {have[name]}; it must be {want[name]}."

@@ -7,7 +7,8 @@ as a string: "rzn" is r, then z, then n. All functions work under `jit` and `gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -46,12 +47,18 @@ PHI = TANH + RELU
 # --- Weights
 
 
-class Stored(NamedTuple):
+class Storage(NamedTuple):
     """How another library stores a layer: as arrays by name.
 
-    cls: the layer's class. order: of the gates, which are side by side in an array, or have one
-    each. W, U, b: the names of the arrays that are these, side by side. cn: that of a GRU's cn.
-    out_in: W and U are (out, in). old_z: see `layer_from_weights`.
+    Attributes:
+      cls: the layer's class.
+      order: of the gates, which are side by side in an array, or have one each.
+      W: the names of the arrays that are W, side by side.
+      U: likewise for U.
+      b: likewise for b.
+      cn: the name of a GRU's cn.
+      out_in: W and U are (out, in).
+      old_z: see `layer_from_weights`.
     """
 
     cls: type
@@ -64,47 +71,87 @@ class Stored(NamedTuple):
     old_z: bool = True
 
 
-def from_arrays(where: str, stored: Stored, arrays: Mapping[str, Any], **others: Any) -> CellParams:
+def from_arrays(
+    where: str, storage: Storage, arrays: Mapping[str, Any], **others: Any
+) -> CellParams:
     """Return the layer with these arrays; `others` are other fields.
 
-    Raises InteropError, whose message `where` begins, if they are not the arrays of such a layer.
+    Raises:
+      InteropError: they are not the arrays of such a layer; `where` begins the message.
     """
     arrays = as_weights(where, arrays)
-    turned = lambda shape: shape[::-1] if stored.out_in else shape
     shapes = {name: array.shape for name, array in arrays.items()}
-    E = max(turned(shapes.get(stored.W[0], ()))[:1], default=0)
-    width = max(turned(shapes.get(stored.U[0], ()))[-1:], default=0)
-    H = width * len(stored.U) // len(stored.order)
-    want = {name: turned((E, width)) for name in stored.W}
-    want |= {name: turned((H, width)) for name in stored.U}
-    want |= {name: (width,) for name in stored.b} | ({stored.cn: (H,)} if stored.cn else {})
-    others_too = sorted(shapes.keys() - want.keys())
-    if others_too and shapes.keys() > want.keys():
-        raise UnknownCell(f"{where}: the tensor {others_too[0]} does not belong there.")
-    check_shapes(where, shapes, want)
-    if stored.out_in:
+    expected = _expected_shapes(storage, shapes)
+    if shapes.keys() > expected.keys():
+        name = min(shapes.keys() - expected.keys())
+        raise UnknownCell(f"{where}: the tensor {name} does not belong there.")
+    check_shapes(where, shapes, expected)
+
+    if storage.out_in:
         arrays = {name: array.T for name, array in arrays.items()}
-    side = lambda names: jnp.concatenate([arrays[name] for name in names], axis=-1)
-    b = side(stored.b) if stored.b else None
-    others |= {"cn": jnp.asarray(arrays[stored.cn])} if stored.cn else {}
-    W, U = side(stored.W), side(stored.U)
-    return layer_from_weights(stored.cls, stored.order, W, U, b, old_z=stored.old_z, **others)
+    W = _side_by_side(arrays, storage.W)
+    U = _side_by_side(arrays, storage.U)
+    b = None
+    if storage.b:
+        b = _side_by_side(arrays, storage.b)
+    if storage.cn:
+        others["cn"] = jnp.asarray(arrays[storage.cn])
+    return layer_from_weights(storage.cls, storage.order, W, U, b, old_z=storage.old_z, **others)
 
 
-def to_arrays(layer: Any, stored: Stored) -> dict[str, Array]:
+def _expected_shapes(
+    storage: Storage, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's arrays, whose sizes are those of its first W and U."""
+
+    def in_out(shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Turn a stored shape into (in, out), or back."""
+        return shape[::-1] if storage.out_in else shape
+
+    W_shape = in_out(shapes.get(storage.W[0], ()))
+    U_shape = in_out(shapes.get(storage.U[0], ()))
+    E = W_shape[0] if W_shape else 0
+    width = U_shape[-1] if U_shape else 0
+    H = width * len(storage.U) // len(storage.order)
+
+    expected: dict[str, tuple[int, ...]] = {}
+    expected |= {name: in_out((E, width)) for name in storage.W}
+    expected |= {name: in_out((H, width)) for name in storage.U}
+    expected |= {name: (width,) for name in storage.b}
+    if storage.cn:
+        expected[storage.cn] = (H,)
+    return expected
+
+
+def _side_by_side(arrays: Mapping[str, AnyArray], names: Sequence[str]) -> Array:
+    return jnp.concatenate([arrays[name] for name in names], axis=-1)
+
+
+def to_arrays(layer: Any, storage: Storage) -> dict[str, Array]:
     """Return a layer's arrays by name; a GRU's c is added to b."""
-    W, U, b, _ = sides(without_c(layer), stored.order, stored.old_z)
+    weights = weights_in_order(without_c(layer), storage.order, storage.old_z)
+    named_weights = [(storage.W, weights.W), (storage.U, weights.U), (storage.b, weights.b)]
     arrays: dict[str, Array] = {}
-    for names, side in ((stored.W, W), (stored.U, U), (stored.b, b)):
-        parts = jnp.split(side, len(names), axis=-1)
-        arrays |= zip(names, (part.T if stored.out_in else part for part in parts), strict=True)
-    return arrays | ({stored.cn: layer.cn} if stored.cn else {})
+    for names, weight in named_weights:
+        parts = jnp.split(weight, len(names), axis=-1)
+        if storage.out_in:
+            parts = [part.T for part in parts]
+        arrays |= zip(names, parts, strict=True)
+    if storage.cn:
+        arrays[storage.cn] = layer.cn
+    return arrays
 
 
 def layer_from_weights(
-    cls: type, order: str, W: AnyArray, U: AnyArray, b: AnyArray | None = None,
-    c: AnyArray | None = None, old_z: bool = True, **others: Any,
-) -> CellParams:  # fmt: skip
+    cls: type,
+    order: str,
+    W: AnyArray,
+    U: AnyArray,
+    b: AnyArray | None = None,
+    c: AnyArray | None = None,
+    old_z: bool = True,
+    **others: Any,
+) -> CellParams:
     """Return a layer, given W (E, G·H), U (H, G·H) and b (G·H) with gates in another order.
 
     Args:
@@ -114,23 +161,30 @@ def layer_from_weights(
       old_z: z weights the old state of a GRU, as everywhere but in jaxgru and Haiku.
       others: other fields of the layer.
     """
-    ordered = lambda side: reordered(side, order, cls.gates, old_z)
-    b = ordered(np.zeros(W.shape[-1], W.dtype) if b is None else b)
-    c = None if c is None else ordered(c)
+    in_our_order = partial(reorder_gates, order=order, wanted=cls.gates, old_z=old_z)
+    if b is None:
+        b = np.zeros(W.shape[-1], W.dtype)
+    b = in_our_order(b)
+    if c is not None:
+        c = in_our_order(c)
+
     if issubclass(cls, AnyGRU):
         H = len(U)
-        c, n = (None, jnp.zeros(H, U.dtype)) if c is None else jnp.split(c, [2 * H])
-        if cls is GRUParams:
-            others.setdefault("cn", n)
+        if c is None:
+            c_n = jnp.zeros(H, U.dtype)
         else:
-            b = jnp.concatenate([b[: 2 * H], added(b[2 * H :], n)])
+            c, c_n = jnp.split(c, [2 * H])
         others["c"] = c
+        if cls is GRUParams:
+            others.setdefault("cn", c_n)
+        else:
+            b = jnp.concatenate([b[: 2 * H], add_biases(b[2 * H :], c_n)])
     elif c is not None:
-        b = added(b, c)
-    return cls(W=ordered(W), U=ordered(U), b=b, **others)
+        b = add_biases(b, c)
+    return cls(W=in_our_order(W), U=in_our_order(U), b=b, **others)
 
 
-def reordered(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -> Array:
+def reorder_gates(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -> Array:
     """Return a copy of weights (..., G·H) with their gates in another order; zeros, of others.
 
     For a NumPy array, this compiles nothing.
@@ -139,30 +193,53 @@ def reordered(weights: AnyArray, order: str, wanted: str, old_z: bool = False) -
       old_z: the weights of z change sign, so that z becomes 1 − z.
     """
     numpy = np if isinstance(weights, np.ndarray) else jnp
-    parts = dict(zip(order, numpy.split(weights, len(order), axis=-1), strict=True))
-    zeros = numpy.zeros_like(parts[order[0]])
-    parts |= {"z": -parts["z"]} if old_z and "z" in parts else {}
-    return jnp.array(numpy.concatenate([parts.get(gate, zeros) for gate in wanted], axis=-1))
+    gates = dict(zip(order, numpy.split(weights, len(order), axis=-1), strict=True))
+    zeros = numpy.zeros_like(gates[order[0]])
+    if old_z and "z" in gates:
+        gates["z"] = -gates["z"]
+    return jnp.array(numpy.concatenate([gates.get(gate, zeros) for gate in wanted], axis=-1))
 
 
-def sides(layer: CellParams, order: str, old_z: bool = True) -> tuple[Array, ...]:
-    """Return W (E, G·H), U (H, G·H), b and c (G·H) with the gates in another order.
+class Weights(NamedTuple):
+    """A layer's W (E, G·H), U (H, G·H), b and c (G·H), as most libraries have them."""
+
+    W: Array
+    U: Array
+    b: Array
+    c: Array
+
+
+def weights_in_order(layer: CellParams, order: str, old_z: bool = True) -> Weights:
+    """Return the weights with the gates in another order.
 
     A missing c is zeros. Blocks of U become a block-diagonal matrix, because no other library has
     them. `old_z` is as for `layer_from_weights`.
     """
     p: Any = dense(layer)
-    ordered = lambda side, old_z=old_z: reordered(side, p.gates, order, old_z)
-    c, is_zeros = jnp.zeros_like(p.b), getattr(p, "c", None) is None
-    if isinstance(p, AnyGRU):
-        zr, n = jnp.split(c, [len(c) // 3 * 2])
-        c = jnp.concatenate([zr if p.c is None else p.c, getattr(p, "cn", n)])
-    return ordered(p.W), ordered(p.U), ordered(p.b), ordered(c, old_z and not is_zeros)
+    in_order = partial(reorder_gates, order=p.gates, wanted=order)
+    has_c = getattr(p, "c", None) is not None
+    return Weights(
+        W=in_order(p.W, old_z=old_z),
+        U=in_order(p.U, old_z=old_z),
+        b=in_order(p.b, old_z=old_z),
+        # A missing c stays 0, also in z, where a change of sign would make it −0.
+        c=in_order(_second_biases(p), old_z=old_z and has_c),
+    )
 
 
-def by_layer(cells: Mapping[T, Stored]) -> dict[type, tuple[T, Stored]]:
+def _second_biases(p: Any) -> Array:
+    """Return c (G·H), which is zeros where a layer has none."""
+    zeros = jnp.zeros_like(p.b)
+    if not isinstance(p, AnyGRU):
+        return zeros
+    zeros_zr, zeros_n = jnp.split(zeros, [len(zeros) // 3 * 2])
+    c = zeros_zr if p.c is None else p.c
+    return jnp.concatenate([c, getattr(p, "cn", zeros_n)])
+
+
+def by_layer(cells: Mapping[T, Storage]) -> dict[type, tuple[T, Storage]]:
     """Return a library's cell for each class of layers, the last in the table, and its row."""
-    return {stored.cls: (cell, stored) for cell, stored in cells.items()}
+    return {storage.cls: (cell, storage) for cell, storage in cells.items()}
 
 
 def without_c(layer: CellParams) -> CellParams:
@@ -170,11 +247,12 @@ def without_c(layer: CellParams) -> CellParams:
     p: Any = layer
     if getattr(p, "c", None) is None:
         return layer
-    b, n = jnp.split(p.b, [len(p.c)])
-    return dataclasses.replace(p, b=jnp.concatenate([added(b, p.c), n]), c=None)
+    b_zr, b_n = jnp.split(p.b, [len(p.c)])
+    b = jnp.concatenate([add_biases(b_zr, p.c), b_n])
+    return dataclasses.replace(p, b=b, c=None)
 
 
-def added(b: AnyArray, c: AnyArray) -> Array:
+def add_biases(b: AnyArray, c: AnyArray) -> Array:
     """Return b + c, and b bit for bit where c is zero (−0 + 0 would be 0)."""
     return jnp.where(c == 0, b, b + c)
 
@@ -191,10 +269,11 @@ def directions(layers: Any) -> tuple[tuple[Any, ...], ...]:
     stacks = [tuple(part) if isinstance(part, Sequence) else (part,) for part in parts]
     if not stacks[0]:
         raise InteropError("there is no layer to convert.")
-    if len({*map(len, stacks)}) > 1:
-        ahead, back = map(len, stacks)
+    depths = [len(stack) for stack in stacks]
+    if depths[0] != depths[-1]:
         raise InteropError(
-            f"there are {ahead} forward and {back} backward layers; the numbers must be equal."
+            f"there are {depths[0]} forward and {depths[1]} backward layers; the numbers must be "
+            "equal."
         )
     return tuple(stacks)
 
@@ -206,7 +285,7 @@ def call(module: Any, /, x: Float[AnyArray, "*B T F"], carry: Any = None, **opti
       module: a library's `Layer`, whose method `layer` returns its layers. The products with their
         weights are in its `dtype`; None: that of the weights.
     """
-    layers = _rounded(module)
+    layers = _layers_of(module)
     if is_pair(layers):
         return api.bidirectional(layers[0], layers[1], x, carry, **options)
     return api.unroll(layers, x, carry, **options)
@@ -214,12 +293,15 @@ def call(module: Any, /, x: Float[AnyArray, "*B T F"], carry: Any = None, **opti
 
 def step(module: Any, /, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
     """Compute `jaxgru.step` with these arguments, without dropout."""
-    return api.step(_rounded(module), x, carry, **options)
+    return api.step(_layers_of(module), x, carry, **options)
 
 
-def _rounded(module: Any) -> Any:
+def _layers_of(module: Any) -> Any:
+    """Return the layers of a `Layer`, with weights of its dtype."""
     layers = module.layer()
-    return layers if module.dtype is None else round_weights(layers, module.dtype)
+    if module.dtype is None:
+        return layers
+    return round_weights(layers, module.dtype)
 
 
 def initial_carry(layers: Any, batch_size: Any) -> Any:
@@ -230,15 +312,19 @@ def initial_carry(layers: Any, batch_size: Any) -> Any:
 
 
 def run_cell(
-    layer: CellParams, x: AnyArray, state: Any, products: DTypeLike, **options: Any
+    layer: CellParams, x: AnyArray, state: Any, product_dtype: DTypeLike, **options: Any
 ) -> Any:
     """Run `jaxgru.unroll` as another library runs a cell.
 
     The products with the weights are in one dtype; the state keeps its own if that is wider.
     """
-    states = jnp.result_type(products, *jax.tree.leaves(state))
-    layer = jax.tree.map(lambda w: w.astype(products if w.ndim == 2 else states), layer)
-    state = jax.tree.map(lambda leaf: leaf.astype(states), state)
+    state_dtype = jnp.result_type(product_dtype, *jax.tree.leaves(state))
+
+    def converted(weight: AnyArray) -> AnyArray:
+        return weight.astype(product_dtype if weight.ndim == 2 else state_dtype)
+
+    layer = jax.tree.map(converted, layer)
+    state = jax.tree.map(lambda leaf: leaf.astype(state_dtype), state)
     return api.unroll(layer, x, state, **options)
 
 
@@ -248,7 +334,9 @@ def run_cell(
 def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *options: str) -> T:
     """Return what a library has for the class of a layer, or raise InteropError.
 
-    `theirs` says what the library has; `options` are those of a layer's options that it has, too.
+    Args:
+      theirs: says what the library has.
+      options: those of a layer's options that it has, too.
     """
     if type(layer) not in counterparts:
         raise InteropError(f"{type_name(layer)} cannot be converted: {theirs}.")
@@ -275,11 +363,18 @@ def check_class(
 
 def check_options(what: str, module: Any, **supported: Sequence[Any]) -> None:
     """Raise UnknownCell if a module has such an attribute, with none of the supported values."""
-    word = lambda value: getattr(value, "__name__", shown(value))
     for name, values in supported.items():
-        if not is_one_of(value := getattr(module, name, values[0]), values):
-            wanted = " or ".join(dict.fromkeys(map(word, values)))
-            raise UnknownCell(f"{what} has {name}={word(value)}; it must be {wanted}.")
+        value = getattr(module, name, values[0])
+        if not is_one_of(value, values):
+            names = dict.fromkeys(_name_of(each) for each in values)
+            raise UnknownCell(
+                f"{what} has {name}={_name_of(value)}; it must be {' or '.join(names)}."
+            )
+
+
+def _name_of(value: Any) -> str:
+    """Return the name of a function, or any other value, for a message."""
+    return getattr(value, "__name__", shown(value))
 
 
 def check_absent(unknown: UnknownCell, **options: Any) -> None:
@@ -290,7 +385,8 @@ def check_absent(unknown: UnknownCell, **options: Any) -> None:
       options: what the call was given; None, or the implementation "auto": nothing.
     """
     for name, value in options.items():
-        if value is not None and not (name == "implementation" and value == "auto"):
+        is_default = name == "implementation" and value == "auto"
+        if value is not None and not is_default:
             raise InteropError(f"{name} needs a cell that jaxgru knows: {unknown}") from unknown
 
 
@@ -300,10 +396,19 @@ def is_one_of(value: Any, candidates: Sequence[Any]) -> bool:
     `copy.deepcopy` makes new objects of `jax.nn.sigmoid` and `jax.nn.relu`, without a name; they
     trace to the same program.
     """
-    program = lambda function: str(jax.make_jaxpr(function)(0.0))
-    kinds = type(jax.nn.sigmoid), type(jax.nn.relu)
-    copied = lambda like: type(value) is type(like) in kinds and program(value) == program(like)
-    return value in candidates or any(map(copied, candidates))
+    return value in candidates or any(_is_copy(value, candidate) for candidate in candidates)
+
+
+def _is_copy(value: Any, function: Any) -> bool:
+    """Return whether a value traces to the program of such a function of JAX's."""
+    kinds = (type(jax.nn.sigmoid), type(jax.nn.relu))
+    if type(function) not in kinds or type(value) is not type(function):
+        return False
+    return _program(value) == _program(function)
+
+
+def _program(function: Callable[[float], Any]) -> str:
+    return str(jax.make_jaxpr(function)(0.0))
 
 
 def activation(function: Any, relu: Sequence[Any] = RELU) -> str:
@@ -334,11 +439,14 @@ def check_known(weights: Any, theirs: str) -> None:
 
 def as_weights(where: str, weights: Mapping[str, Any]) -> dict[str, AnyArray]:
     """Return weights by name as arrays; raise InteropError if one is not of floating point."""
-    arrays = {}
+    arrays: dict[str, AnyArray] = {}
     for name, weight in weights.items():
-        arrays[name] = as_array(f"{where}: the tensor {name}", weight)
-        if not jnp.issubdtype(dtype := arrays[name].dtype, jnp.floating):
-            raise InteropError(f"{where}: the tensor {name} is {dtype}; it must be floating-point.")
+        array = as_array(f"{where}: the tensor {name}", weight)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise InteropError(
+                f"{where}: the tensor {name} is {array.dtype}; it must be floating-point."
+            )
+        arrays[name] = array
     return arrays
 
 
@@ -360,8 +468,8 @@ def of_shape(name: str, x: Any, shape: tuple[int, ...]) -> Array:
 
 def as_state(name: str, state: Any, pair: bool, shape: tuple[int, ...]) -> Any:
     """Return a state as an array or, for a pair, an `LSTMState`, of arrays as from `of_shape`."""
-    if pair and (not isinstance(state, tuple | list) or len(state) != 2):
-        raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     if not pair:
         return of_shape(name, state, shape)
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     return LSTMState(*(of_shape(name, part, shape) for part in state))

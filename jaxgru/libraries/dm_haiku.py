@@ -22,10 +22,10 @@ from jaxtyping import Array
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
 from jaxgru.cells.carry import AnyArray
 from jaxgru.libraries import check_shapes, common
-from jaxgru.libraries.common import Stored, UnknownCell
+from jaxgru.libraries.common import Storage, UnknownCell
 
-GRU = Stored(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
-LSTM = Stored(LSTMParams, "igfo", ["W"], ["U"], ["b"])
+GRU = Storage(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
+LSTM = Storage(LSTMParams, "igfo", ["W"], ["U"], ["b"])
 """An hk.LSTM has one array w, of which these W and U are the rows."""
 
 
@@ -54,45 +54,81 @@ def dynamic_unroll(
       implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". It is refused with a
         core that Haiku itself computes.
     """
-    own = core.core if type(core) is hk.ResetCore else core
+    is_reset_core = type(core) is hk.ResetCore
+    inner: Any = core.core if is_reset_core else core
     try:
-        common.check_class("the core", own, (hk.GRU, hk.LSTM), "Haiku")
+        common.check_class("the core", inner, (hk.GRU, hk.LSTM), "Haiku")
     except UnknownCell as unknown:
         common.check_absent(unknown, implementation=implementation)
-        order = time_major, reverse, return_all_states, unroll
-        return hk.dynamic_unroll(core, input_sequence, initial_state, *order)
+        return hk.dynamic_unroll(
+            core, input_sequence, initial_state, time_major, reverse, return_all_states, unroll
+        )
+
     resets = None
-    if own is not core:
+    if is_reset_core:
         input_sequence, resets = input_sequence
-    inputs, pair = common.with_steps("input_sequence", input_sequence), isinstance(own, hk.LSTM)
-    axis = 0 if time_major or inputs.ndim == 2 else 1
-    batch = inputs.shape[:1] if axis else inputs.shape[1:-1]
-    state = common.as_state("initial_state", initial_state, pair, (*batch, own.hidden_size))  # pyright: ignore[reportAttributeAccessIssue]
-    state = hk.LSTMState(*state) if pair else state
+    inputs = common.with_steps("input_sequence", input_sequence)
+    if time_major or inputs.ndim == 2:
+        axis = 0
+        batch = inputs.shape[1:-1]
+    else:
+        axis = 1
+        batch = inputs.shape[:1]
+    shape = (*batch, inner.hidden_size)
+    state = common.as_state("initial_state", initial_state, isinstance(inner, hk.LSTM), shape)
+    state = _their_state(state)
     if resets is not None:
         resets = jnp.asarray(common.of_shape("should_reset", resets, inputs.shape[:-1]), bool)
-    if hk.running_init():  # draws the parameters as Haiku does
-        hk.dynamic_unroll(core, inputs if resets is None else (inputs, resets), state, axis == 0)
+    if hk.running_init():
+        # This draws the parameters as Haiku does.
+        sequence = inputs if resets is None else (inputs, resets)
+        hk.dynamic_unroll(core, sequence, state, axis == 0)
     if resets is not None and reverse:
-        # To reset before step t − 1 is to begin an episode at step t. Nothing is read before the
-        # last step, so a reset there sets the state itself.
-        last = jax.lax.index_in_dim(resets, -1, axis, keepdims=False)[..., None]
-        state = jax.tree.map(lambda s: jnp.where(last, 0, s), state)
-        resets = jnp.roll(resets, 1, axis)
+        state, resets = _reverse_resets(state, resets, axis)
 
-    options = dict(reverse=reverse, time_major=time_major, implementation=implementation)
-    options["return_carries"] = return_all_states
-
-    def all_steps(inputs: AnyArray, state: Any) -> tuple[Array, Any]:
-        """Compute what the core would, in its scope: in the dtypes of its precision policy."""
-        layer, products = _layer_from_core(own, inputs, state.hidden if pair else state)
-        carry = LSTMState(*state) if pair else state
-        outputs, *states = common.run_cell(layer, inputs, carry, products, reset=resets, **options)
-        return outputs, hk.LSTMState(*states[-1]) if pair else states[-1]
-
-    run = partial(_in_scope, own, all_steps)
-    run = run if own is core else partial(_in_scope, core, run)
+    run = partial(
+        _unroll_in_scope,
+        inner,
+        reset=resets,
+        reverse=reverse,
+        time_major=time_major,
+        implementation=implementation,
+        return_carries=return_all_states,
+    )
+    run = partial(_in_scope, inner, run)
+    if is_reset_core:
+        run = partial(_in_scope, core, run)
     return run(inputs, state)
+
+
+def _reverse_resets(state: Any, resets: Array, axis: int) -> tuple[Any, Array]:
+    """Return the state and the resets with which `jaxgru.unroll` computes Haiku's in reverse.
+
+    To reset before step t − 1 is to begin an episode at step t. Nothing is read before the last
+    step, so a reset there sets the state itself.
+    """
+    last = jax.lax.index_in_dim(resets, -1, axis, keepdims=False)[..., None]
+    state = jax.tree.map(lambda part: jnp.where(last, 0, part), state)
+    return state, jnp.roll(resets, 1, axis)
+
+
+def _unroll_in_scope(core: Any, inputs: AnyArray, state: Any, **options: Any) -> tuple[Array, Any]:
+    """Compute what the core would, in its scope: in the dtypes of its precision policy."""
+    h = state
+    carry = state
+    if isinstance(core, hk.LSTM):
+        h = state.hidden
+        carry = LSTMState(*state)
+    layer, product_dtype = _layer_from_core(core, inputs, h)
+    outputs, *states = common.run_cell(layer, inputs, carry, product_dtype, **options)
+    return outputs, _their_state(states[-1])
+
+
+def _their_state(state: Any) -> Any:
+    """Return our carry as a state of Haiku's."""
+    if isinstance(state, LSTMState):
+        return hk.LSTMState(hidden=state.h, cell=state.c)
+    return state
 
 
 class _Scope(hk.Module):
@@ -109,20 +145,29 @@ def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]
 
     Its parameters are taken as custom getters and precision policies leave them.
     """
-    pair, E, H = isinstance(core, hk.LSTM), x.shape[-1], core.hidden_size
-    holder = hk.Linear(4 * H) if pair else core
-    gru = {"w_i": (E, 3 * H), "w_h": (H, 3 * H), "b": (3 * H,)}
-    shapes = {"w": (E + H, 4 * H), "b": (4 * H,)} if pair else gru
+    E = x.shape[-1]
+    H = core.hidden_size
+    is_lstm = isinstance(core, hk.LSTM)
+    if is_lstm:
+        shapes = {"w": (E + H, 4 * H), "b": (4 * H,)}
+    else:
+        shapes = {"w_i": (E, 3 * H), "w_h": (H, 3 * H), "b": (3 * H,)}
     parameters: dict[str, Array] = {}
 
     def product(x_and_h: Array) -> Array:
-        for name, shape in shapes.items():  # there are parameters by now, so none is made
+        """Find the parameters, and return a zero of the dtype that the product with them has."""
+        for name, shape in shapes.items():
+            # There are parameters by now, so none is drawn.
             parameters[name] = hk.get_parameter(name, shape, x_and_h.dtype, init=jnp.zeros)
         return jnp.zeros((), jnp.result_type(x_and_h, *parameters.values()))
 
     x_and_h = jnp.zeros((), jnp.result_type(x, h))
-    dtype = (_in_scope(holder, product, x_and_h) if pair else product(x_and_h)).dtype
-    return from_haiku(parameters), dtype
+    if is_lstm:
+        # An LSTM's parameters are those of a Linear in it.
+        result = _in_scope(hk.Linear(4 * H), product, x_and_h)
+    else:
+        result = product(x_and_h)
+    return from_haiku(parameters), result.dtype
 
 
 def from_haiku(params: Mapping[str, Array]) -> CellParams:
@@ -137,9 +182,12 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     weights = common.as_weights("Haiku's parameters", params)
     if "w" not in weights:
         return common.from_arrays("an hk.GRU's parameters", GRU, weights)
-    where, shapes = "an hk.LSTM's parameters", {n: weight.shape for n, weight in weights.items()}
-    H = max(shapes.get("b", ())[:1], default=0) // 4
-    rows = max(*shapes["w"][:1], H, 0)
+    where = "an hk.LSTM's parameters"
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    w_shape = shapes["w"]
+    b_shape = shapes.get("b", ())
+    H = b_shape[0] // 4 if b_shape else 0
+    rows = max(w_shape[0], H) if w_shape else H
     check_shapes(where, shapes, {"w": (rows, 4 * H), "b": (4 * H,)})
     W, U = jnp.split(weights["w"], [rows - H])
     p: Any = common.from_arrays(where, LSTM, {"W": W, "U": U, "b": weights["b"]})
@@ -154,10 +202,11 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     values bit for bit.
     """
     has = "dm-haiku has an LSTM, and a GRU whose reset gate acts before the product"
-    stored = common.counterpart(layer, {row.cls: row for row in (GRU, LSTM)}, has)
+    storage = common.counterpart(layer, {row.cls: row for row in (GRU, LSTM)}, has)
     if isinstance(layer, LSTMParams):
-        layer = dataclasses.replace(layer, b=layer.b.at[: len(layer.b) // 4].add(-1))
-    arrays = common.to_arrays(layer, stored)
-    if stored is GRU:
+        H = len(layer.b) // 4
+        layer = dataclasses.replace(layer, b=layer.b.at[:H].add(-1))
+    arrays = common.to_arrays(layer, storage)
+    if storage is GRU:
         return arrays
     return {"w": jnp.concatenate([arrays["W"], arrays["U"]]), "b": arrays["b"]}

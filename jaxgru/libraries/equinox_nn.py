@@ -21,13 +21,11 @@ from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.carry import AnyArray, hidden
 from jaxgru.errors import type_name
 from jaxgru.libraries import InteropError, common
-from jaxgru.libraries.common import Stored, UnknownCell
+from jaxgru.libraries.common import Storage, UnknownCell
 
-_WEIGHTS = ["weight_ih"], ["weight_hh"], ["bias"]
-CELLS: dict[type, Stored] = {
-    eqx.nn.GRUCell: Stored(GRUParams, "rzn", *_WEIGHTS, cn="bias_n", out_in=True),
-    eqx.nn.LSTMCell: Stored(LSTMParams, "ifgo", *_WEIGHTS, out_in=True),
-}
+_GRU = Storage(GRUParams, "rzn", ["weight_ih"], ["weight_hh"], ["bias"], cn="bias_n", out_in=True)
+_LSTM = Storage(LSTMParams, "ifgo", ["weight_ih"], ["weight_hh"], ["bias"], out_in=True)
+CELLS: dict[type, Storage] = {eqx.nn.GRUCell: _GRU, eqx.nn.LSTMCell: _LSTM}
 
 
 def unroll(
@@ -63,23 +61,34 @@ def unroll(
     try:
         layer = from_equinox(cell)
     except UnknownCell as unknown:
-        options = dict(reset=reset, lengths=lengths, implementation=implementation)
-        common.check_absent(unknown, **options)
-        return _scanned(cell, xs, state, reverse, return_states)
+        common.check_absent(unknown, reset=reset, lengths=lengths, implementation=implementation)
+        return _scan(cell, xs, state, reverse, return_states)
     xs = common.with_steps("xs", xs)
     if state is not None:
         pair = isinstance(layer, LSTMParams)
-        state = common.as_state("the state", state, pair, (*xs.shape[:-2], sizes(layer)[1]))
-    options = dict(lengths=lengths, reverse=reverse, return_carries=return_states)
-    options |= dict(reset=reset, implementation=implementation)
-    dtype = jnp.result_type(xs, *jax.tree.leaves((layer, state)))
-    ys, *states = common.run_cell(layer, xs, state, dtype, **options)
-    # without names, as Equinox's
-    state, *each = [tuple(part) if isinstance(part, tuple) else part for part in states]
-    return state, ys, *each
+        shape = (*xs.shape[:-2], sizes(layer)[1])
+        state = common.as_state("the state", state, pair, shape)
+    ys, *states = common.run_cell(
+        layer,
+        xs,
+        state,
+        jnp.result_type(xs, *jax.tree.leaves((layer, state))),
+        reset=reset,
+        lengths=lengths,
+        reverse=reverse,
+        return_carries=return_states,
+        implementation=implementation,
+    )
+    last, *all_states = map(_their_state, states)
+    return last, ys, *all_states
 
 
-def _scanned(
+def _their_state(state: Any) -> Any:
+    """Return our carry as a state of Equinox's, whose parts have no names."""
+    return tuple(state) if isinstance(state, tuple) else state
+
+
+def _scan(
     cell: Any, xs: AnyArray, state: Any, reverse: bool, return_states: bool
 ) -> tuple[Any, ...]:
     """Run a cell that jaxgru does not know, as `unroll` does one that it knows."""
@@ -94,12 +103,16 @@ def _scanned(
         after = cell(x, state)
         return after, after
 
-    run = lambda xs, state: jax.lax.scan(step, state, xs, reverse=reverse)
+    def scan(xs: AnyArray, state: Any) -> tuple[Any, Any]:
+        return jax.lax.scan(step, state, xs, reverse=reverse)
+
+    run: Callable[..., Any] = scan
     for _ in xs.shape[:-2]:
         run = jax.vmap(run)
     last, states = run(xs, state)
-    each = (states,) if return_states else ()
-    return last, hidden(states), *each
+    if return_states:
+        return last, hidden(states), states
+    return last, hidden(states)
 
 
 class Layer(eqx.Module):
@@ -117,7 +130,8 @@ class Layer(eqx.Module):
     layers: Any
     dtype: Any = eqx.field(default=None, static=True)
 
-    __call__, step = common.call, common.step
+    __call__ = common.call
+    step = common.step
 
     def layer(self) -> Any:
         """Return the parameters."""
@@ -135,13 +149,18 @@ def from_equinox(cell: Any) -> CellParams:
     become zeros. The carry is the same on both sides.
     """
     common.check_class("the cell", cell, CELLS, "Equinox")
-    stored = CELLS[type(cell)]
-    if not cell.use_bias:  # Equinox ignores any
-        stored = stored._replace(b=(), cn="")
-    # whatever else a cell has than these is compared with what is known
+    storage = CELLS[type(cell)]
+    if not cell.use_bias:
+        # Equinox ignores any that it has.
+        storage = storage._replace(b=(), cn="")
+    # Whatever else a cell has than these is compared with what is known.
     static = ("input_size", "hidden_size", "use_bias")
-    weights = {n: w for n, w in vars(cell).items() if n not in static and w is not None}
-    return common.from_arrays(type_name(cell), stored, weights)
+    weights = {
+        name: weight
+        for name, weight in vars(cell).items()
+        if name not in static and weight is not None
+    }
+    return common.from_arrays(type_name(cell), storage, weights)
 
 
 def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
@@ -150,9 +169,10 @@ def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.
     """
     has = "Equinox has an LSTMCell, and a GRUCell whose reset gate acts after the product"
-    make, stored = common.counterpart(layer, common.by_layer(CELLS), has)
-    arrays, (E, H) = common.to_arrays(layer, stored), sizes(layer)
+    make, storage = common.counterpart(layer, common.by_layer(CELLS), has)
+    arrays = common.to_arrays(layer, storage)
+    E, H = sizes(layer)
     dtype = arrays["bias"].dtype
     cell = eqx.filter_eval_shape(make, E, H, dtype=dtype, key=jax.random.key(0))
-    fields = lambda cell: [getattr(cell, name) for name in arrays]
-    return eqx.tree_at(fields, cell, list(arrays.values()))
+    where = lambda cell: [getattr(cell, name) for name in arrays]
+    return eqx.tree_at(where, cell, list(arrays.values()))

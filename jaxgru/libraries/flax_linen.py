@@ -25,16 +25,18 @@ from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import counted, type_name
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.common import Stored, UnknownCell
+from jaxgru.libraries.common import Storage, UnknownCell
 
-_RZN = ["ir", "iz", "in"], ["hr", "hz", "hn"]
-_IFGO = ["ii", "if", "ig", "io"], ["hi", "hf", "hg", "ho"]
-_LSTM = flax_rnn.stored(LSTMParams, "ifgo", *_IFGO, b=_IFGO[1])
-CELLS: dict[type, Stored] = {
-    nn.GRUCell: flax_rnn.stored(GRUParams, "rzn", *_RZN, b=_RZN[0], cn="hn"),
+_GRU_IN = ["ir", "iz", "in"]
+_GRU_STATE = ["hr", "hz", "hn"]
+_LSTM_IN = ["ii", "if", "ig", "io"]
+_LSTM_STATE = ["hi", "hf", "hg", "ho"]
+_LSTM = flax_rnn.storage(LSTMParams, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE)
+CELLS: dict[type, Storage] = {
+    nn.GRUCell: flax_rnn.storage(GRUParams, "rzn", _GRU_IN, _GRU_STATE, b=_GRU_IN, cn="hn"),
     nn.LSTMCell: _LSTM,
     nn.OptimizedLSTMCell: _LSTM,
-    nn.SimpleCell: flax_rnn.stored(RNNParams, "h", ["i"], ["h"], ["i"]),
+    nn.SimpleCell: flax_rnn.storage(RNNParams, "h", ["i"], ["h"], b=["i"]),
 }
 
 
@@ -69,22 +71,44 @@ class RNN(nn.RNN):
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". Both are refused
             with a cell that `nn.RNN` itself computes.
         """
-        options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
+        options = flax_rnn.call_options(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
         try:
             flax_rnn.check_cell(self.cell, CELLS)
         except UnknownCell as unknown:
             common.check_absent(unknown, reset=reset, implementation=implementation)
             theirs: Any = super().__call__
-            carry = dict(initial_carry=initial_carry, init_key=init_key)
-            return theirs(inputs, seq_lengths=seq_lengths, **carry, **options)
-        key = jax.random.key(0) if init_key is None else init_key
-        start = self.cell.initialize_carry(key, flax_rnn.step_shape(inputs, options["time_major"]))
+            return theirs(
+                inputs,
+                initial_carry=initial_carry,
+                init_key=init_key,
+                seq_lengths=seq_lengths,
+                **options,
+            )
+        if init_key is None:
+            init_key = jax.random.key(0)
+        step_shape = flax_rnn.step_shape(inputs, options["time_major"])
+        start = self.cell.initialize_carry(init_key, step_shape)
+        if initial_carry is None:
+            initial_carry = start
         if "params" not in self.cell.variables:
-            # initializes them
+            # This initializes them.
             super().__call__(jnp.asarray(inputs), time_major=options["time_major"])
-        options |= dict(reset=reset, lengths=seq_lengths, implementation=implementation)
-        carry = start if initial_carry is None else initial_carry
-        return _run(self.cell, inputs, carry, start, **options)
+        return _run(
+            self.cell,
+            inputs,
+            initial_carry,
+            start,
+            reset=reset,
+            lengths=seq_lengths,
+            implementation=implementation,
+            **options,
+        )
 
 
 class ScannedRNN(nn.Module):
@@ -122,29 +146,30 @@ class ScannedRNN(nn.Module):
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". It is refused with
             a cell that jaxgru does not know.
         """
-        inputs, resets = common.with_steps("inputs", x[0]), x[1]
-        h = carry[0] if isinstance(carry, tuple | list) else carry
-        cell = _made(self.cell, as_array("the carry", h).shape[-1])
-        name = self.cell_name or f"{type(cell).__name__}_1"
-        name = next(iter(self.variables.get("params", ())), name)
-        cell = cell.clone(parent=self, name=name)
+        inputs = common.with_steps("inputs", x[0])
+        resets = x[1]
+        cell = _cell_of(self, carry)
         start = cell.initialize_carry(jax.random.key(0), inputs.shape[1:])
-        have, want = (len(jax.tree.leaves(each)) for each in (carry, start))
-        if have != want:
-            raise InteropError(
-                f"the carry has {counted(have, 'array')}; that of this {type_name(cell)} has "
-                f"{want}, as ScannedRNN.initialize_carry(batch_size, hidden_size, cell) returns it."
-            )
+        _check_number_of_arrays(cell, carry, start)
         if "params" not in cell.variables:
-            cell(start, inputs[0])  # initializes them
+            # This initializes them.
+            cell(start, inputs[0])
         reset = jnp.asarray(as_array("resets", resets), bool)
         try:
             flax_rnn.check_cell(cell, CELLS)
         except UnknownCell as unknown:
             common.check_absent(unknown, implementation=implementation)
-            return _scanned(cell, inputs, carry, start, reset)
-        options = dict(time_major=True, implementation=implementation, carry_name="the carry")
-        return _run(cell, inputs, carry, start, reset=reset, **options)
+            return _scan(cell, inputs, carry, start, reset)
+        return _run(
+            cell,
+            inputs,
+            carry,
+            start,
+            reset=reset,
+            time_major=True,
+            implementation=implementation,
+            carry_name="the carry",
+        )
 
     @staticmethod
     def initialize_carry(
@@ -157,8 +182,60 @@ class ScannedRNN(nn.Module):
         Args:
           cell: that of the module.
         """
-        made = _made(cell, hidden_size)
-        return made.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+        cell = _make_cell(cell, hidden_size)
+        return cell.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+
+
+def _cell_of(module: ScannedRNN, carry: Any) -> Any:
+    """Return the cell that has such a carry, as a part of the module."""
+    h = carry[0] if isinstance(carry, tuple | list) else carry
+    cell = _make_cell(module.cell, as_array("the carry", h).shape[-1])
+    new_name = module.cell_name or f"{type(cell).__name__}_1"
+    # Existing parameters keep their name.
+    name = next(iter(module.variables.get("params", ())), new_name)
+    return cell.clone(parent=module, name=name)
+
+
+def _make_cell(cell: Any, features: int) -> Any:
+    """Return the cell of a class with so many features; a cell as it is, but of no module."""
+    if isinstance(cell, nn.RNNCellBase):
+        return cell.clone(parent=None)
+    return cell(features=features, parent=None)
+
+
+def _check_number_of_arrays(cell: Any, carry: Any, start: Any) -> None:
+    """Raise InteropError if a carry has more or fewer arrays than the cell's initial one."""
+    number = len(jax.tree.leaves(carry))
+    expected = len(jax.tree.leaves(start))
+    if number != expected:
+        raise InteropError(
+            f"the carry has {counted(number, 'array')}; that of this {type_name(cell)} has "
+            f"{expected}, as ScannedRNN.initialize_carry(batch_size, hidden_size, cell) returns it."
+        )
+
+
+def _scan(cell: Any, inputs: AnyArray, carry: Any, start: Any, reset: Array) -> Any:
+    """Scan a cell as purejaxrl does; a reset sets the carry `start`."""
+
+    def step(cell: Any, carry: Any, x: tuple[Any, Array]) -> tuple[Any, Any]:
+        x_now, is_reset = x
+
+        def choose(first: Array, old: Array) -> Array:
+            axes = range(is_reset.ndim, old.ndim)
+            return jnp.where(jnp.expand_dims(is_reset, tuple(axes)), first, old)
+
+        return cell(jax.tree.map(choose, start, carry), x_now)
+
+    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+    return scan(cell, carry, (inputs, reset))
+
+
+def _run(cell: Any, inputs: AnyArray, carry: Any, start: Any, **options: Any) -> Any:
+    """Compute `flax_rnn.rnn` of a cell that has parameters; a reset sets the carry `start`."""
+    where = f"the parameters of this {type(cell).__name__}"
+    layer = flax_rnn.from_cell(where, cell, CELLS, _arrays(cell.variables["params"]))
+    initial = None if cell.carry_init is jax.nn.initializers.zeros else start
+    return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
 
 
 class Layer(nn.Module):
@@ -174,18 +251,21 @@ class Layer(nn.Module):
         `Layer(lambda key: init_gru(key, 8, 16))`.
       dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the weights'.
 
-    Raises InteropError for parameters of layers of another kind, and Flax's ScopeParamShapeError
-    for those of another size.
+    Raises:
+      InteropError: the parameters are of layers of another kind.
+      ScopeParamShapeError: Flax's, for parameters of another size.
     """
 
     layers: Any
     dtype: Any = None
 
-    __call__, step = common.call, common.step  # pyright: ignore[reportAssignmentType]
+    __call__ = common.call  # pyright: ignore[reportAssignmentType]
+    step = common.step
 
     def __post_init__(self) -> None:
         """Make `layers` a function: a module with arrays has no hash, which `jax.jit` needs."""
-        if not callable(layers := self.layers):
+        layers = self.layers
+        if not callable(layers):
             object.__setattr__(self, "layers", lambda key: layers)
         super().__post_init__()
 
@@ -197,8 +277,7 @@ class Layer(nn.Module):
             flax_rnn.check_names(self.get_variable("params", "layers"), paths)
 
         def draw(key: Array) -> dict[str, Any]:
-            boxed = lambda part: isinstance(part, meta.AxisMetadata)
-            weights = jax.tree.leaves(self.layers(key), is_leaf=boxed)
+            weights = jax.tree.leaves(self.layers(key), is_leaf=_is_boxed)
             return unflatten_dict(dict(zip(paths, weights, strict=True)))
 
         weights = flatten_dict(self.param("layers", draw))
@@ -219,6 +298,11 @@ class Layer(nn.Module):
         return common.initial_carry(zeros, batch_size)
 
 
+def _is_boxed(part: Any) -> bool:
+    """Return whether a part has Flax's metadata, such as names of its axes."""
+    return isinstance(part, meta.AxisMetadata)
+
+
 def _shapes(draw: Callable[[Array], Any]) -> Any:
     return meta.unbox(jax.eval_shape(draw, jax.random.key(0)))
 
@@ -233,14 +317,14 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
     Args:
       params: those of one cell, such as `variables["params"]["cell"]` of an `nn.RNN`.
     """
-    parts = lambda stored: {name.partition(".")[0] for name in (*stored.W, *stored.U)}
-    stored = next((row for row in CELLS.values() if parts(row) == set(params)), None)
-    if stored is None:
-        raise InteropError(
-            f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
-            f"{', '.join(cell.__name__ for cell in CELLS)}."
-        )
-    return common.from_arrays("a cell's parameters", stored, _arrays(params))
+    for storage in CELLS.values():
+        parts = {name.partition(".")[0] for name in (*storage.W, *storage.U)}
+        if parts == set(params):
+            return common.from_arrays("a cell's parameters", storage, _arrays(params))
+    raise InteropError(
+        f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
+        f"{', '.join(cell.__name__ for cell in CELLS)}."
+    )
 
 
 def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
@@ -250,39 +334,8 @@ def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
     cell of a layer with ReLU needs `activation_fn=nn.relu`.
     """
     cells = common.by_layer(CELLS)
-    _, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
-    return unflatten_dict(common.to_arrays(layer, stored), sep=".")
-
-
-def _made(cell: Any, features: int) -> Any:
-    """Return the cell of a class with so many features; a cell as it is, but of no module."""
-    if isinstance(cell, nn.RNNCellBase):
-        return cell.clone(parent=None)
-    return cell(features=features, parent=None)
-
-
-def _scanned(cell: Any, inputs: AnyArray, carry: Any, start: Any, reset: Array) -> Any:
-    """Scan a cell as purejaxrl does; a reset sets the carry `start`."""
-
-    def step(cell: Any, carry: Any, x: tuple[Any, Array]) -> tuple[Any, Any]:
-        now, is_reset = x
-
-        def chosen(first: Array, old: Array) -> Array:
-            axes = range(is_reset.ndim, old.ndim)
-            return jnp.where(jnp.expand_dims(is_reset, tuple(axes)), first, old)
-
-        return cell(jax.tree.map(chosen, start, carry), now)
-
-    scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-    return scan(cell, carry, (inputs, reset))
-
-
-def _run(cell: Any, inputs: AnyArray, carry: Any, start: Any, **options: Any) -> Any:
-    """Compute `flax_rnn.rnn` of a cell that has parameters; a reset sets the carry `start`."""
-    where = f"the parameters of this {type(cell).__name__}"
-    layer = flax_rnn.from_cell(where, cell, CELLS, _arrays(cell.variables["params"]))
-    initial = None if cell.carry_init is jax.nn.initializers.zeros else start
-    return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
+    _, storage = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
+    return unflatten_dict(common.to_arrays(layer, storage), sep=".")
 
 
 def _arrays(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,15 +26,17 @@ from jaxgru.errors import type_name
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, common, flax_rnn
-from jaxgru.libraries.common import Stored, UnknownCell
+from jaxgru.libraries.common import Storage, UnknownCell
 
-_IN, _STATE = ["dense_i"], ["dense_h"]
-_II, _HH = ["ii", "if_", "ig", "io"], ["hi", "hf", "hg", "ho"]
-CELLS: dict[type, Stored] = {
-    nnx.GRUCell: flax_rnn.stored(GRUParams, "rzn", _IN, _STATE, _IN),
-    nnx.LSTMCell: flax_rnn.stored(LSTMParams, "ifgo", _II, _HH, _HH),
-    nnx.OptimizedLSTMCell: flax_rnn.stored(LSTMParams, "ifgo", _IN, _STATE, _STATE),
-    nnx.SimpleCell: flax_rnn.stored(RNNParams, "h", _IN, _STATE, _IN),
+_IN = ["dense_i"]
+_STATE = ["dense_h"]
+_LSTM_IN = ["ii", "if_", "ig", "io"]
+_LSTM_STATE = ["hi", "hf", "hg", "ho"]
+CELLS: dict[type, Storage] = {
+    nnx.GRUCell: flax_rnn.storage(GRUParams, "rzn", _IN, _STATE, b=_IN),
+    nnx.LSTMCell: flax_rnn.storage(LSTMParams, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE),
+    nnx.OptimizedLSTMCell: flax_rnn.storage(LSTMParams, "ifgo", _IN, _STATE, b=_STATE),
+    nnx.SimpleCell: flax_rnn.storage(RNNParams, "h", _IN, _STATE, b=_IN),
 }
 
 
@@ -85,16 +87,34 @@ class RNN(nnx.RNN):
                 keep_order=keep_order,
                 rngs=rngs,
             )
-        options = flax_rnn.chosen(self, time_major, reverse, keep_order, return_carry)
-        rngs = self.rngs if rngs is None else rngs
-        rngs = rngs.carry.fork() if isinstance(rngs, nnx.Rngs) else rngs
+        options = flax_rnn.call_options(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
+        if rngs is None:
+            rngs = self.rngs
+        if isinstance(rngs, nnx.Rngs):
+            rngs = rngs.carry.fork()
         start = None
         if initial_carry is None or (reset is not None and cell.carry_init is not None):
             start = cell.initialize_carry(flax_rnn.step_shape(inputs, options["time_major"]), rngs)
-        options |= dict(reset=reset, lengths=seq_lengths, implementation=implementation)
-        initial = None if cell.carry_init is None else start
-        carry = start if initial_carry is None else initial_carry
-        return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
+        if initial_carry is None:
+            initial_carry = start
+        return flax_rnn.rnn(
+            layer,
+            inputs,
+            initial_carry,
+            dtype=cell.dtype,
+            reset=reset,
+            # Without a `carry_init`, a cell starts at zeros.
+            initial=None if cell.carry_init is None else start,
+            lengths=seq_lengths,
+            implementation=implementation,
+            **options,
+        )
 
 
 class Layer(nnx.Module):
@@ -127,12 +147,16 @@ class Layer(nnx.Module):
             `eval()` set it.
           rngs: the streams of which "dropout" is read, as for `nnx.Dropout`.
         """
-        self.dtype, self.deterministic = dtype, deterministic
+        self.dtype = dtype
+        self.deterministic = deterministic
         self.dropout = nnx.data(tuple(each(dropout)))
-        rngs = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
-        self.rngs = nnx.data(None if rngs is None else rngs.fork())
-        self.names, self.structure = flax_rnn.names(layers), jax.tree.structure(layers)
-        params = map(nnx.Param, jax.tree.leaves(layers))
+        stream = _dropout_stream(rngs)
+        if stream is not None:
+            stream = stream.fork()
+        self.rngs = nnx.data(stream)
+        self.names = flax_rnn.names(layers)
+        self.structure = jax.tree.structure(layers)
+        params = [nnx.Param(weight) for weight in jax.tree.leaves(layers)]
         self.layers = nnx.data(unflatten_dict(dict(zip(self.names, params, strict=True))))
 
     def layer(self) -> Any:
@@ -156,27 +180,36 @@ class Layer(nnx.Module):
         for `jaxgru.unroll`.
         """
         if "dropout" not in options:
-            fixed = self.deterministic if deterministic is None else deterministic
-            options["dropout"] = self._drawn(fixed, self.rngs if rngs is None else rngs)
+            if deterministic is None:
+                deterministic = self.deterministic
+            if rngs is None:
+                rngs = self.rngs
+            options["dropout"] = self._dropouts_of_call(deterministic, rngs)
         return common.call(self, x, carry, **options)
 
     step = common.step
 
-    def _drawn(self, fixed: bool, rngs: Any) -> Dropouts:
+    def _dropouts_of_call(self, deterministic: bool, rngs: Any) -> Dropouts:
         """Return the dropouts of a call, with new keys."""
-        if fixed:
-            return [each.replace(key=None) for each in self.dropout if each.kind == "zoneout"]
+        if deterministic:
+            zoneouts = [dropout for dropout in self.dropout if dropout.kind == "zoneout"]
+            return [zoneout.replace(key=None) for zoneout in zoneouts]
         if self.dropout and rngs is None:
             raise InteropError(
                 "the dropout of this Layer needs random numbers: give it, or this call, rngs, or "
                 "deterministic=True."
             )
-        draw = rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
-        return [each.replace(key=draw()) for each in self.dropout]
+        draw_key = _dropout_stream(rngs)
+        return [dropout.replace(key=draw_key()) for dropout in self.dropout]
 
     def initial_carry(self, batch_size: Any) -> Any:
         """Return `jaxgru.initial_carry` of the layers; for a pair, a pair."""
         return common.initial_carry(self.layer(), batch_size)
+
+
+def _dropout_stream(rngs: Any) -> Any:
+    """Return the stream of which dropout draws, given it or several."""
+    return rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
 
 
 def from_nnx(cell: Any) -> CellParams:
@@ -202,18 +235,26 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
     """
     cells = common.by_layer(CELLS) | {LSTMParams: (lstm, CELLS[lstm])}
-    make, stored = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
+    make, storage = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
     if isinstance(layer, GRUParams):
-        common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
-        if jnp.any(layer.cn != 0):
-            raise InteropError(
-                "flax.nnx.GRUCell has no bias like cn, so a GRU whose cn is not zero cannot be "
-                "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
-            )
+        _check_cn(layer)
     p: Any = layer
-    # Without dtype, a SimpleCell computes in float32; the other cells, in the parameters' dtype
-    options = dict(dtype=p.b.dtype) if make is nnx.SimpleCell else {}
-    options |= dict[str, Any](param_dtype=p.b.dtype, activation_fn=ACTIVATIONS[p.activation])
-    cell = nnx.eval_shape(lambda: make(*sizes(p), **options, rngs=nnx.Rngs(0)))  # draws nothing
-    nnx.update(cell, unflatten_dict(common.to_arrays(layer, stored), sep="."))
+    options: dict[str, Any]
+    options = dict(param_dtype=p.b.dtype, activation_fn=ACTIVATIONS[p.activation])
+    if make is nnx.SimpleCell:
+        # Without dtype, it computes in float32; the other cells, in the parameters' dtype.
+        options["dtype"] = p.b.dtype
+    # Its shapes alone: no weights are drawn.
+    cell = nnx.eval_shape(lambda: make(*sizes(p), **options, rngs=nnx.Rngs(0)))
+    nnx.update(cell, unflatten_dict(common.to_arrays(layer, storage), sep="."))
     return cell
+
+
+def _check_cn(layer: GRUParams) -> None:
+    """Raise InteropError unless cn is known and zeros."""
+    common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
+    if jnp.any(layer.cn != 0):
+        raise InteropError(
+            "flax.nnx.GRUCell has no bias like cn, so a GRU whose cn is not zero cannot be "
+            "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
+        )

@@ -25,20 +25,24 @@ from jaxgru.cells.pytrees import for_every_struct, options_of
 from jaxgru.errors import shown
 from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
-from jaxgru.libraries.common import Stored
+from jaxgru.libraries.common import Storage
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
-    arrays, options = _arrays(layer), options_of(layer)
-    saved = {name: value for name, value in state.items() if name not in arrays}
-    if saved != options:
-        word = lambda of: ", ".join(f"{name}={shown(value)}" for name, value in of.items())
+    arrays = _arrays(layer)
+    options = options_of(layer)
+    saved_options = {name: value for name, value in state.items() if name not in arrays}
+    if saved_options != options:
         raise InteropError(
-            f"the saved {type(layer).__name__} has {word(saved) or 'no options'}; it must have "
-            f"{word(options) or 'none'}."
+            f"the saved {type(layer).__name__} has {_in_words(saved_options) or 'no options'}; it "
+            f"must have {_in_words(options) or 'none'}."
         )
     saved_arrays = {name: value for name, value in state.items() if name in arrays}
     return dataclasses.replace(layer, **from_state_dict(arrays, saved_arrays))
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={shown(value)}" for name, value in options.items())
 
 
 def _arrays(layer: Any) -> dict[str, Any]:
@@ -67,60 +71,89 @@ def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     whatever names it looks for and ignores the others: a GRU's fields include those of a minGRU.
     """
     if hasattr(layers, "ndim"):
-        vector = "bias" if above[-1].startswith(("b", "c")) else "scale"
-        return ((*above, "kernel" if layers.ndim > 1 else vector),)
+        return ((*above, _kind_of_weight(layers, above[-1])),)
     if dataclasses.is_dataclass(layers):
-        optional = [f.name for f in dataclasses.fields(layers) if f.default is None]
-        present = [name for name in optional if getattr(layers, name) is not None]
-        present += [f"{name}={value}" for name, value in options_of(layers).items()]
-        above = (*above, "_".join([type(layers).__name__, *present]))
+        above = (*above, _kind_of_layer(layers))
     parts, _ = tree_flatten_with_path(layers, is_leaf=lambda x: x is not layers and x is not None)
-    return tuple(path for k, part in parts for path in names(part, *above, keystr(k, simple=True)))
+    paths: list[tuple[str, ...]] = []
+    for key, part in parts:
+        paths += names(part, *above, keystr(key, simple=True))
+    return tuple(paths)
+
+
+def _kind_of_weight(weight: Any, field: str) -> str:
+    """Return what Flax's modules call such a weight."""
+    if weight.ndim > 1:
+        return "kernel"
+    return "bias" if field.startswith(("b", "c")) else "scale"
+
+
+def _kind_of_layer(layer: Any) -> str:
+    """Return the name of a layer's class, its optional fields and its options."""
+    optional = [field.name for field in dataclasses.fields(layer) if field.default is None]
+    fields = [name for name in optional if getattr(layer, name) is not None]
+    options = [f"{name}={value}" for name, value in options_of(layer).items()]
+    return "_".join([type(layer).__name__, *fields, *options])
 
 
 def check_names(params: Any, wanted: Sequence[tuple[str, ...]]) -> None:
     """Raise InteropError unless the nested dict of a Layer's parameters has exactly these paths."""
-    paths = [dict.fromkeys(map("/".join, each), ()) for each in (flatten_dict(params), wanted)]
-    check_shapes("a Layer's parameters", *paths)
+    # Only the names are compared, so all have one shape.
+    names_of_params = dict.fromkeys(map("/".join, flatten_dict(params)), ())
+    wanted_names = dict.fromkeys(map("/".join, wanted), ())
+    check_shapes("a Layer's parameters", names_of_params, wanted_names)
 
 
-def stored(
+def storage(
     cls: type, order: str, W: Sequence[str], U: Sequence[str], b: Sequence[str], cn: str = ""
-) -> Stored:
+) -> Storage:
     """Return how a cell stores a layer, given the parts of the cell: a kernel and a bias each."""
-    arrays = lambda parts, name: [f"{part}.{name}" for part in parts]
-    kernels = arrays(W, "kernel"), arrays(U, "kernel")
-    return Stored(cls, order, *kernels, arrays(b, "bias"), cn and f"{cn}.bias")
+    return Storage(
+        cls,
+        order,
+        W=[f"{part}.kernel" for part in W],
+        U=[f"{part}.kernel" for part in U],
+        b=[f"{part}.bias" for part in b],
+        cn=f"{cn}.bias" if cn else "",
+    )
 
 
 HAS = "Flax has LSTM cells, a SimpleCell, and a GRUCell whose reset gate acts after the product"
 
 
-def check_cell(cell: Any, cells: Mapping[type, Stored], hint: str = "") -> None:
+def check_cell(cell: Any, cells: Mapping[type, Storage], hint: str = "") -> None:
     """Raise UnknownCell if a cell is of none of these classes or computes with other functions."""
     common.check_class("the cell", cell, cells, "Flax", hint)
-    options = dict(gate_fn=common.SIGMOID, activation_fn=common.PHI, residual=[False])
-    common.check_options(f"this {type(cell).__name__}", cell, **options)
+    common.check_options(
+        f"this {type(cell).__name__}",
+        cell,
+        gate_fn=common.SIGMOID,
+        activation_fn=common.PHI,
+        residual=[False],
+    )
 
 
 def from_cell(
-    where: str, cell: Any, cells: Mapping[type, Stored], arrays: Mapping[str, Any]
+    where: str, cell: Any, cells: Mapping[type, Storage], arrays: Mapping[str, Any]
 ) -> CellParams:
     """Return the layer of a cell, given its arrays by names such as "hn.kernel"."""
     activation = common.activation(cell.activation_fn)
     return common.from_arrays(where, cells[type(cell)], arrays, activation=activation)
 
 
-def chosen(module: Any, *values: bool | None) -> dict[str, Any]:
+def call_options(module: Any, **options: bool | None) -> dict[str, Any]:
     """Return the options of a call: where one is None, the module's own of that name."""
-    names = ("time_major", "reverse", "keep_order", "return_carry")
-    return {n: getattr(module, n) if v is None else v for n, v in zip(names, values, strict=True)}
+    return {
+        name: getattr(module, name) if value is None else value for name, value in options.items()
+    }
 
 
 def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
     """Return the shape (*batch, F) of one step of inputs (*batch, T, F), or (T, *batch, F)."""
     shape = common.with_steps("inputs", inputs).shape
-    return shape[1:] if time_major else (*shape[:-2], shape[-1])
+    if time_major:
+        return shape[1:]
+    return (*shape[:-2], shape[-1])
 
 
 def rnn(
@@ -150,39 +183,72 @@ def rnn(
       carry_name: what messages call the carry.
     """
     x = common.with_steps("inputs", inputs)
-    axis, steps = 0 if time_major else x.ndim - 2, x.shape[:-1]
-    batch, pair = step_shape(x, time_major)[:-1], isinstance(layer, LSTMParams)
+    axis = 0 if time_major else x.ndim - 2
+    steps = x.shape[:-1]
+    batch = step_shape(x, time_major)[:-1]
+    carry = _our_carry(layer, carry_name, carry, batch)
+    if initial is not None:
+        initial = _our_carry(layer, "the cell's carry", initial, batch)
+    if dtype is None:
+        dtype = jnp.result_type(x, *jax.tree.leaves(layer))
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(dtype)
+    if reset is not None:
+        reset = common.of_shape("reset", reset, steps)
+    if lengths is not None:
+        lengths = _as_lengths(lengths, batch)
 
-    def ours(name: str, carry: Any) -> Any:
-        carry = common.as_state(name, carry, pair, (*batch, sizes(layer)[1]))
-        return LSTMState(*carry[::-1]) if pair else carry
-
-    carry = ours(carry_name, carry)
-    initial = None if initial is None else ours("the cell's carry", initial)
-    products = jnp.result_type(x, *jax.tree.leaves(layer)) if dtype is None else dtype
-    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(products)
-    reset = None if reset is None else common.of_shape("reset", reset, steps)
-    lengths = None if lengths is None else common.of_shape("seq_lengths", lengths, batch)
-    if lengths is not None and not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
+    # `unroll` reverses whole sequences; those with lengths are reversed here.
     if reverse and lengths is not None:
         x = _flip(x, axis, lengths)
-        if reset is not None:  # before step t, the step t + 1 is read, unless it is padding
-            reset = as_flags("reset", reset, steps) & real_steps(lengths, steps, axis)
-            ends = jnp.moveaxis(in_reading_order(jnp.moveaxis(reset, axis, 0)), 0, axis)
-            reset = _flip(ends, axis, lengths)
-    options = dict(time_major=time_major, reverse=reverse and lengths is None, initial=initial)
-    options["return_carries"] = return_carry and lengths is not None
+        if reset is not None:
+            reset = _flip_resets(reset, axis, lengths)
     y, carry, *carries = common.run_cell(
-        layer, x, carry, products, reset=reset, implementation=implementation, **options
+        layer,
+        x,
+        carry,
+        dtype,
+        reset=reset,
+        initial=initial,
+        time_major=time_major,
+        reverse=reverse and lengths is None,
+        return_carries=return_carry and lengths is not None,
+        implementation=implementation,
     )
-    if lengths is not None and carries:
-        carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
-    if reverse and keep_order == (lengths is not None):  # else it is in that order already
+    # `unroll` returns y in the order of x, so after a flip in the order that was read.
+    is_in_reading_order = lengths is not None
+    if reverse and keep_order == is_in_reading_order:
         y = _flip(y, axis, lengths)
     if not return_carry:
         return y
-    return carry[::-1] if pair else carry, y
+    if lengths is not None:
+        carry = jax.tree.map(lambda c: _after(c, axis, lengths), carries[0])
+    return _their_carry(carry), y
+
+
+def _our_carry(layer: CellParams, name: str, carry: Any, batch: tuple[int, ...]) -> Any:
+    """Return the carry of one of Flax's cells as our layer's; `name` is what messages call it."""
+    _, H = sizes(layer)
+    pair = isinstance(layer, LSTMParams)
+    carry = common.as_state(name, carry, pair, (*batch, H))
+    if not pair:
+        return carry
+    c, h = carry
+    return LSTMState(h, c)
+
+
+def _their_carry(carry: Any) -> Any:
+    """Return our layer's carry as that of one of Flax's cells."""
+    if not isinstance(carry, LSTMState):
+        return carry
+    return carry.c, carry.h
+
+
+def _as_lengths(lengths: Any, batch: tuple[int, ...]) -> Array:
+    lengths = common.of_shape("seq_lengths", lengths, batch)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
+    return lengths
 
 
 def _after(carries: Array, axis: int, lengths: Integer[AnyArray, "*B"]) -> Array:
@@ -199,7 +265,20 @@ def _flip(x: AnyArray, axis: int, lengths: Integer[AnyArray, "*B"] | None) -> Ar
     """Reverse the real steps; the padding stays at the end, and is reversed, too."""
     if lengths is None:
         return jnp.flip(x, axis)
-    T, lengths = x.shape[axis], jnp.expand_dims(lengths.astype(int), axis)
-    steps = jnp.expand_dims(jnp.arange(T)[::-1], [i for i in range(lengths.ndim) if i != axis])
+    T = x.shape[axis]
+    lengths = jnp.expand_dims(lengths.astype(int), axis)
+    batch_axes = [i for i in range(lengths.ndim) if i != axis]
+    steps = jnp.expand_dims(jnp.arange(T)[::-1], batch_axes)
     order = (steps + lengths) % T
-    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - order.ndim)), axis)
+    features = [1] * (x.ndim - order.ndim)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *features), axis)
+
+
+def _flip_resets(reset: Array, axis: int, lengths: Array) -> Array:
+    """Return the resets of reversed sequences, where each acts before its step is read.
+
+    In the order of x, what is read before step t is step t + 1, unless that is padding.
+    """
+    reset = as_flags("reset", reset, reset.shape) & real_steps(lengths, reset.shape, axis)
+    ends = in_reading_order(jnp.moveaxis(reset, axis, 0))
+    return _flip(jnp.moveaxis(ends, 0, axis), axis, lengths)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxgru.cells import GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells.carry import AnyArray
 from jaxgru.layers.validate import check_stack
 from jaxgru.libraries import InteropError, check_shapes, common
 
@@ -28,10 +29,13 @@ except ModuleNotFoundError as error:
         "environment before anything imports Keras."
     ) from error
 
-TANH = (keras.activations.tanh, *common.TANH)  # Keras's own rounds float64 to float32
+# Keras's own tanh rounds float64 to float32.
+TANH = (keras.activations.tanh, *common.TANH)
 RELU = (keras.activations.relu, *common.RELU)
 SIGMOID = (keras.activations.sigmoid, *common.SIGMOID)
-GRU, LSTM, SimpleRNN = keras.layers.GRU, keras.layers.LSTM, keras.layers.SimpleRNN
+GRU = keras.layers.GRU
+LSTM = keras.layers.LSTM
+SimpleRNN = keras.layers.SimpleRNN
 Bidirectional = keras.layers.Bidirectional
 LAYERS: dict[type, tuple[Any, str]] = {
     GRUParams: (GRU, "zrn"),
@@ -62,49 +66,76 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     if type(layer) is keras.Sequential:
         return _from_sequential(layer, weights)
     if type(layer) is Bidirectional:
-        both = layer.forward_layer, layer.backward_layer
-        common.check_options("this Bidirectional", layer, merge_mode=["concat"])
-        common.check_options("its forward layer", both[0], go_backwards=[False])
-        return tuple((p,) for p in _from_parts(layer, both, weights))
-    name = type(layer).__name__
+        return _from_bidirectional(layer, weights)
+    what = f"this {type(layer).__name__}"
     if not layer.built:
-        raise InteropError(f"the {name} has no weights yet; build it first.")
-    functions = dict(activation=TANH + RELU, recurrent_activation=SIGMOID)
-    common.check_options(f"this {name}", layer, **functions)
-    values: Any = layer.get_weights() if weights is None else weights
-    shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
-    names = [*shapes, *map(str, range(len(shapes), len(values)))]
-    named = dict(zip(names, values, strict=False))
-    arrays = common.as_weights(f"the weights of this {name}", named)
-    check_shapes(f"this {name}", {n: array.shape for n, array in arrays.items()}, shapes)
-    for array in arrays.values():
-        common.check_dtype("the weights", str(array.dtype))
-    made = {GRU: ResetBeforeGRUParams, LSTM: LSTMParams, SimpleRNN: RNNParams}
-    after = getattr(layer, "reset_after", False)
-    cls = GRUParams if after else made[type(layer)]
-    W, U, *b = arrays.values()
-    b, c = b[0] if b and after else (*b, None, None)[:2]  # of a GRU, (2, 3·H)
+        raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
+    common.check_options(what, layer, activation=TANH + RELU, recurrent_activation=SIGMOID)
+    if weights is None:
+        weights = layer.get_weights()
+    W, U, *biases = _arrays(what, layer, weights)
+    cls = _layer_class(layer)
+    b = None
+    c = None
+    if biases:
+        (b,) = biases
+        if cls is GRUParams:
+            b, c = b  # (2, 3·H)
     activation = common.activation(layer.activation, RELU)
     return common.layer_from_weights(cls, LAYERS[cls][1], W, U, b, c, activation=activation)
 
 
+def _arrays(what: str, layer: Any, values: Any) -> list[AnyArray]:
+    """Return the weights of a layer; raise InteropError if they are not those that it has."""
+    shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
+    # Those after the layer's own have numbers as names, and are refused.
+    names = [*shapes, *map(str, range(len(shapes), len(values)))]
+    named_values = dict(zip(names, values, strict=False))
+    arrays = common.as_weights(f"the weights of {what}", named_values)
+    check_shapes(what, {name: array.shape for name, array in arrays.items()}, shapes)
+    for array in arrays.values():
+        common.check_dtype("the weights", str(array.dtype))
+    return list(arrays.values())
+
+
+def _layer_class(layer: Any) -> Any:
+    """Return the class of our layer that computes what a layer of Keras's does."""
+    if type(layer) is LSTM:
+        return LSTMParams
+    if type(layer) is SimpleRNN:
+        return RNNParams
+    return GRUParams if layer.reset_after else ResetBeforeGRUParams
+
+
+def _from_bidirectional(layer: Any, weights: Sequence[Any] | None) -> Any:
+    forward = layer.forward_layer
+    common.check_options("this Bidirectional", layer, merge_mode=["concat"])
+    common.check_options("its forward layer", forward, go_backwards=[False])
+    directions = _from_parts(layer, [forward, layer.backward_layer], weights)
+    return tuple((p,) for p in directions)
+
+
 def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
     layers = model.layers
-    two = {type(layer) is Bidirectional for layer in layers}
-    if len(two) != 1 or any(getattr(layer, "go_backwards", False) for layer in layers):
+    are_bidirectional = [type(layer) is Bidirectional for layer in layers]
+    is_mixed = any(are_bidirectional) != all(are_bidirectional)
+    if not layers or is_mixed or any(getattr(layer, "go_backwards", False) for layer in layers):
         raise InteropError(
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
     stack = _from_parts(model, layers, weights)
-    if two == {False}:
+    if not any(are_bidirectional):
         return stack
-    return tuple(tuple(layer for (layer,) in side) for side in zip(*stack, strict=True))
+    directions = zip(*stack, strict=True)
+    return tuple(tuple(layer for (layer,) in direction) for direction in directions)
 
 
 def _from_parts(whole: Any, layers: Sequence[Any], weights: Sequence[Any] | None) -> Any:
     """Return `from_keras` of each layer of which one consists; the last takes the other weights."""
-    weights = list(whole.get_weights() if weights is None else weights)
+    if weights is None:
+        weights = whole.get_weights()
+    weights = list(weights)
     ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
     parts = [weights[start:end] for start, end in pairwise([0, *ends])]
     return tuple(map(from_keras, layers, parts))
@@ -125,41 +156,59 @@ def to_keras(layers: Any, **options: Any) -> keras.layers.Layer:
         computes.
     """
     common.check_known(layers, "a Keras layer")
-    sides = common.directions(layers)
-    last, two = len(sides[0]) - 1, len(sides) == 2
-    determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
-    determined |= {"go_backwards"} if two or last else set()
-    if taken := sorted(options.keys() & determined):
-        raise InteropError(
-            f"to_keras does not take {', '.join(taken)}, which the layers determine."
-        )
-    made = []
-    for i, pair in enumerate(zip(*sides, strict=True)):
-        inner = options if i == last else options | {"return_sequences": True}
-        layer, *back = (_made(p, inner) for p in pair)
-        if back:
-            both = Bidirectional(layer, dtype=layer.dtype)
-            both.build((None, None, sizes(pair[0])[0]))
-            both.set_weights(layer.get_weights() + back[0].get_weights())
-            layer = both
-        made.append(layer)
-    features = sizes(sides[0][0])[0]
-    check_stack([*zip(*sides, strict=True)], features)
-    if not last:
-        return made[0]
-    model = keras.Sequential(made)
-    model.build((None, None, features))
+    stacks = common.directions(layers)
+    is_stack = len(stacks[0]) > 1
+    _check_options(options, is_stack, len(stacks))
+    levels = [*zip(*stacks, strict=True)]
+    inner_options = options | {"return_sequences": True}
+    parts = [_keras_layer(level, inner_options) for level in levels[:-1]]
+    parts.append(_keras_layer(levels[-1], options))
+    in_features, _ = sizes(stacks[0][0])
+    check_stack(levels, in_features)
+    if not is_stack:
+        return parts[0]
+    model = keras.Sequential(parts)
+    model.build((None, None, in_features))
     return model
 
 
-def _made(p: Any, options: dict[str, Any]) -> keras.layers.Layer:
+def _check_options(options: dict[str, Any], is_stack: bool, directions: int) -> None:
+    """Raise InteropError if an option says what a layer computes."""
+    determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
+    if is_stack or directions == 2:
+        determined.add("go_backwards")
+    refused = sorted(options.keys() & determined)
+    if refused:
+        raise InteropError(
+            f"to_keras does not take {', '.join(refused)}, which the layers determine."
+        )
+
+
+def _keras_layer(level: tuple[Any, ...], options: dict[str, Any]) -> keras.layers.Layer:
+    """Return a built layer or, for one layer in each direction, a Bidirectional."""
+    directions = [_one_direction(p, options) for p in level]
+    if len(directions) == 1:
+        return directions[0]
+    forward, backward = directions
+    in_features, _ = sizes(level[0])
+    both = Bidirectional(forward, dtype=forward.dtype)
+    both.build((None, None, in_features))
+    both.set_weights(forward.get_weights() + backward.get_weights())
+    return both
+
+
+def _one_direction(p: Any, options: dict[str, Any]) -> keras.layers.Layer:
     has = "Keras has a GRU, an LSTM and a SimpleRNN"
     make, order = common.counterpart(p, LAYERS, has, "activation")
-    (E, H), dtype = sizes(p), str(p.b.dtype)
+    E, H = sizes(p)
+    dtype = str(p.b.dtype)
     common.check_dtype("the layer's weights", dtype)
-    is_after = isinstance(p, GRUParams)
-    W, U, b, c = common.sides(p if is_after else common.without_c(p), order)
-    made = make(H, dtype=dtype, activation=p.activation, **options)
-    made.build((None, None, E))
-    made.set_weights([np.asarray(W), np.asarray(U), np.stack([b, c]) if is_after else b])
-    return made
+    if isinstance(p, GRUParams):
+        W, U, b, c = common.weights_in_order(p, order)
+        biases = np.stack([b, c])
+    else:
+        W, U, biases, _ = common.weights_in_order(common.without_c(p), order)
+    layer = make(H, dtype=dtype, activation=p.activation, **options)
+    layer.build((None, None, E))
+    layer.set_weights([np.asarray(W), np.asarray(U), biases])
+    return layer

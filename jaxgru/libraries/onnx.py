@@ -71,20 +71,65 @@ def to_onnx(
       initial: as for `jaxgru.unroll`, without the axis B; it is stored in the graph.
       reverse: read from the last step to the first.
 
-    Raises InteropError where a cell of your own computes what jaxgru cannot write as ONNX, the
-    weights are not known, as under `jit`, or of several dtypes, or the options contradict each
-    other.
+    Raises:
+      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; the weights are
+        not known, as under `jit`, or of several dtypes; or the options contradict each other.
     """
     common.check_known((layers, initial), "an ONNX graph")
-    sides = common.directions(layers)
-    residual = all(isinstance(side[0], ResidualStack) for side in sides)
-    if residual:
-        parts = [side[0].layers for side in sides]
-        sides = common.directions(parts if len(parts) == 2 else parts[0])
-    elif any(isinstance(side[0], ResidualStack) for side in sides):
-        raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
-    two = len(sides) == 2
+    stacks, residual = _stacks(layers)
     check_one_of("form", form, ("sequence", "step"))
+    _check_options(form, len(stacks), lengths, reset, initial, reverse)
+    check_layers(*stacks)
+    graph = Graph(stacks)
+    axes = (B,) if form == "step" else (B, T)
+    in_features, _ = sizes(stacks[0][0])
+    _, hidden_dim = sizes(stacks[0][-1])
+    check_stack([*zip(*stacks, strict=True)], in_features, residual)
+    if initial is not None:
+        like = carry_like(stacks[0], 1)
+        initial = as_initial(initial, like, isinstance(layers, Cell), None, (1,), (1,))
+    elif reset:
+        initial = [None if starts_at_zero(p) else p.zero_carry(1) for p in stacks[0]]
+
+    graph.output("y", *axes, hidden_dim * len(stacks))
+    x = graph.input("x", *axes, in_features)
+    mode = Mode(form, initial=initial, reverse=reverse, residual=residual)
+    if lengths:
+        mode = mode._replace(lengths=graph.input("lengths", B, dtype=np.int32))
+    if reset:
+        mode = mode._replace(reset=graph.input("reset", *axes, dtype=bool))
+    if form == "step":
+        y = add_layers(graph, stacks, x, mode)
+        graph.node("Identity", y, outputs=["y"])
+        return graph.model()
+
+    # Inside, the steps come first, as in the operators of ONNX.
+    if reset:
+        mode = mode._replace(reset=graph.transpose("reset", 1, 0))
+    y = add_layers(graph, stacks, graph.transpose(x, 1, 0, 2), mode)
+    graph.transpose(y, 1, 0, 2, output="y")
+    return graph.model()
+
+
+def _stacks(layers: Any) -> tuple[tuple[tuple[Any, ...], ...], bool]:
+    """Return the layers of each direction, and whether they are residual stacks."""
+    stacks = common.directions(layers)
+    are_residual = [isinstance(stack[0], ResidualStack) for stack in stacks]
+    if not any(are_residual):
+        return stacks, False
+    if not all(are_residual):
+        raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
+    parts = [stack[0].layers for stack in stacks]
+    if len(parts) == 1:
+        return common.directions(parts[0]), True
+    return common.directions(parts), True
+
+
+def _check_options(
+    form: str, directions: int, lengths: bool, reset: bool, initial: Any, reverse: bool
+) -> None:
+    """Raise InteropError if options of `to_onnx` contradict each other."""
+    two = directions == 2
     if form == "step" and (two or lengths or reverse):
         raise InteropError("a step reads neither backward nor lengths; form must be sequence.")
     if two and reverse:
@@ -93,32 +138,6 @@ def to_onnx(
         raise InteropError("layers that read backward take no resets, so reset must be False.")
     if initial is not None and not reset:
         raise InteropError("initial is what a reset sets, so reset must be True.")
-    check_layers(*sides)
-    graph, axes = Graph(sides), (B,) if form == "step" else (B, T)
-    (features, _), (_, H) = sizes(sides[0][0]), sizes(sides[0][-1])
-    check_stack([*zip(*sides, strict=True)], features, residual)
-    if initial is not None:
-        like, is_single = carry_like(sides[0], 1), isinstance(layers, Cell)
-        initial = as_initial(initial, like, is_single, None, (1,), (1,))
-    elif reset:
-        initial = [None if starts_at_zero(p) else p.zero_carry(1) for p in sides[0]]
-    graph.output("y", *axes, H * len(sides))
-    x = graph.input("x", *axes, features)
-    mode = Mode(
-        form,
-        graph.input("lengths", B, dtype=np.int32) if lengths else "",
-        graph.input("reset", *axes, dtype=bool) if reset else "",
-        initial,
-        reverse,
-        residual,
-    )
-    if form == "step":
-        graph.node("Identity", add_layers(graph, sides, x, mode), outputs=["y"])
-        return graph.model()
-    mode = mode._replace(reset=graph.transpose("reset", 1, 0) if reset else "")
-    y = add_layers(graph, sides, graph.transpose(x, 1, 0, 2), mode)
-    graph.transpose(y, 1, 0, 2, output="y")
-    return graph.model()
 
 
 class Mode(NamedTuple):
@@ -135,41 +154,67 @@ class Mode(NamedTuple):
 _FORWARD = Mode()
 
 
+class Level(NamedTuple):
+    """Layer i of a stack, in each direction."""
+
+    i: int
+    layers: tuple[Any, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """Its names in the inputs and outputs of the carry: "0"; of two directions "forward.0"."""
+        if len(self.layers) == 1:
+            return [str(self.i)]
+        return [f"forward.{self.i}", f"backward.{self.i}"]
+
+
 def add_layers(
-    graph: Graph, sides: Sequence[Sequence[CellParams]], x: str, mode: Mode = _FORWARD
+    graph: Graph, stacks: Sequence[Sequence[CellParams]], x: str, mode: Mode = _FORWARD
 ) -> str:
     """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H).
 
     T is absent in a step.
     """
-    for d, stack in enumerate(sides):
-        for i, p in enumerate(stack):
-            for name, part in _carry_parts(p).items():
-                path = f"{_path(i, d, len(sides))}.{name}"
-                graph.input(f"carry.{path}", *part.shape, dtype=part.dtype)
-                graph.output(f"carry_out.{path}", *part.shape, dtype=part.dtype)
-    for i, level in enumerate(zip(*sides, strict=True)):
-        level = jax.tree.map(np.asarray, level)
-        if mode.form == "step":
-            add = _add_step
-        elif has_operator(level[0]) and not mode.reset:
-            add = _add_recurrent
-        else:
-            add = _add_scan
-        y = add(graph, i, level, x, mode)
-        x = graph.node("Add", y, x) if mode.residual and i else y
+    levels = [
+        Level(i, jax.tree.map(np.asarray, layers))
+        for i, layers in enumerate(zip(*stacks, strict=True))
+    ]
+    for d in range(len(stacks)):
+        for level in levels:
+            _declare_carry(graph, level.paths[d], level.layers[d])
+    for level in levels:
+        y = _add_level(graph, level, x, mode)
+        if mode.residual and level.i > 0:
+            y = graph.node("Add", y, x)
+        x = y
     return x
 
 
-def check_layers(*sides: Sequence[Any]) -> None:
+def _declare_carry(graph: Graph, path: str, p: CellParams) -> None:
+    """Make a layer's carry inputs and outputs of the graph."""
+    for name, part in _carry_parts(p).items():
+        graph.input(f"carry.{path}.{name}", *part.shape, dtype=part.dtype)
+        graph.output(f"carry_out.{path}.{name}", *part.shape, dtype=part.dtype)
+
+
+def _add_level(graph: Graph, level: Level, x: str, mode: Mode) -> str:
+    """Add a layer: x (T, B, E) → (T, B, H), without the axis T in a step."""
+    if mode.form == "step":
+        return _add_step(graph, level, x, mode)
+    if has_operator(level.layers[0]) and not mode.reset:
+        return _add_recurrent(graph, level, x, mode)
+    return _add_scan(graph, level, x, mode)
+
+
+def check_layers(*stacks: Sequence[Any]) -> None:
     """Raise InteropError if one is not a layer, or two directions of one differ."""
-    for p in itertools.chain(*sides):
+    for p in itertools.chain(*stacks):
         if not isinstance(p, Cell):
             raise InteropError(
                 f"{type_name(p)} cannot be converted; a layer is what init_gru returns."
             )
-    for i, level in enumerate(zip(*sides, strict=True)):
-        kinds = [(type(p), sizes(p), options_of(p) | {"activation": ""}) for p in level]
+    for i, layers in enumerate(zip(*stacks, strict=True)):
+        kinds = [(type(p), sizes(p), options_of(p) | {"activation": ""}) for p in layers]
         if kinds[0] != kinds[-1]:
             raise InteropError(
                 f"the two directions of layer {i} must be of one kind and size, with the same "
@@ -186,114 +231,200 @@ def has_operator(p: Any) -> bool:
 
 def _carry_parts(p: CellParams) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the parts of a layer's carry by name: "1.0" is the first part of its second part."""
-    names = {"": "h", "0": "h"} | ({"1": "context"} if isinstance(p, MLPParams) else {})
-    at = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    parts = jax.tree.leaves_with_path(carry_like([p], 1)[0])
-    of_B_rows = lambda part: part.update(shape=(B, *part.shape[1:]))
-    return {names.get(at(path), at(path)): of_B_rows(part) for path, part in parts}
+    names = {"": "h", "0": "h"}
+    if isinstance(p, MLPParams):
+        names["1"] = "context"
+    parts: dict[str, jax.ShapeDtypeStruct] = {}
+    for path, part in jax.tree.leaves_with_path(carry_like([p], 1)[0]):
+        name = _dotted(path)
+        parts[names.get(name, name)] = part.update(shape=(B, *part.shape[1:]))
+    return parts
 
 
-def _path(i: int, d: int, directions: int) -> str:
-    """Return layer i's name in the inputs and outputs of the carry: "0", of two "backward.0"."""
-    return f"{('forward', 'backward')[d]}.{i}" if directions == 2 else str(i)
+def _dotted(path: Any) -> str:
+    """Return the name of a leaf of a pytree, such as "1.0"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _add_recurrent(graph: Graph, i: int, layers: tuple[Any, ...], x: str, mode: Mode) -> str:
+# --- ONNX's own recurrent operators
+
+
+def _add_recurrent(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     """Add ONNX's operator, whose arrays have one more axis, for the directions."""
-    layer, p, (op, fixed) = f"layers.{i}", layers[0], OPERATORS[type(layers[0])]
-    paths = [_path(i, d, len(layers)) for d in range(len(layers))]
-    stored = lambda name, arrays: graph.constant(f"{layer}.{name}", np.stack([*arrays]))
-    of_sides = [[np.asarray(side) for side in common.sides(p, ORDER[op])] for p in layers]
-    W, R, b, c = zip(*of_sides, strict=True)
-    weights = [stored("W", (side.T for side in W)), stored("R", (side.T for side in R))]
-    weights.append(stored("B", map(np.concatenate, zip(b, c, strict=True))))
-    peepholes = []
-    if any(getattr(p, "p", None) is not None for p in layers):
-        zeros = np.zeros(len(p.peepholes) * sizes(p)[1], p.b.dtype)
-        each = [zeros if side.p is None else side.p for side in layers]
-        each = [common.reordered(P, p.peepholes, onnx_nodes.PEEPHOLES) for P in each]
-        peepholes = [stored("P", each)]
-    axis = lambda i: graph.constant(f"axis_{i}", [i])
-    states = []
-    for part in _carry_parts(p):
-        parts = [graph.node("Unsqueeze", f"carry.{path}.{part}", axis(0)) for path in paths]
-        states.append(parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=0))
-    options: dict[str, Any] = {"hidden_size": sizes(p)[1], **fixed}
-    options |= {} if p.clip is None else {"clip": float(p.clip)}
-    if any(p.activation != "tanh" for p in layers):
-        names = [name for p in layers for name in onnx_nodes.functions(op, p.activation)]
-        options["activations"] = [name.capitalize() for name in names]
-    if len(layers) == 2 or mode.reverse:
-        options["direction"] = "bidirectional" if len(layers) == 2 else "reverse"
-    lasts = [f"{layer}.{part}_out" for part in _carry_parts(p)]
-    inputs, outputs = [x, *weights, mode.lengths, *states, *peepholes], [f"{layer}.y", *lasts]
-    y = graph.node(op, *inputs, outputs=outputs, **options)
-    for part, last, state in zip(_carry_parts(p), lasts, states, strict=True):
-        if mode.lengths:  # of a row without steps, ONNX Runtime returns zeros
-            some = graph.node("Greater", mode.lengths, graph.constant("zero", np.int32(0)))
-            last = graph.node("Where", graph.node("Unsqueeze", some, axis(1)), last, state)
-        for d, path in enumerate(paths):
-            index, out = graph.constant(f"index_{d}", d), f"carry_out.{path}.{part}"
-            graph.node("Gather", last, index, axis=0, outputs=[out])
-    if len(layers) == 1:
-        return graph.node("Squeeze", y, axis(1))
+    p = level.layers[0]
+    name = f"layers.{level.i}"
+    arrays = _operator_weights(level.layers)
+    weights = [graph.constant(f"{name}.{what}", array) for what, array in arrays.items()]
+    peepholes: list[str] = []
+    if any(getattr(layer, "p", None) is not None for layer in level.layers):
+        P = np.stack([_operator_peepholes(layer) for layer in level.layers])
+        peepholes.append(graph.constant(f"{name}.P", P))
+    parts = list(_carry_parts(p))
+    states = [_operator_state(graph, level, part) for part in parts]
+    last_states = [f"{name}.{part}_out" for part in parts]
+    y = graph.node(
+        OPERATORS[type(p)].name,
+        *[x, *weights, mode.lengths, *states, *peepholes],
+        outputs=[f"{name}.y", *last_states],
+        **_operator_attributes(level.layers, mode),
+    )
+    for part, last, state in zip(parts, last_states, states, strict=True):
+        if mode.lengths:
+            last = _keep_empty_rows(graph, mode.lengths, last, state)
+        for d, path in enumerate(level.paths):
+            index = graph.constant(f"index_{d}", d)
+            graph.node("Gather", last, index, axis=0, outputs=[f"carry_out.{path}.{part}"])
+    if len(level.layers) == 1:
+        return graph.node("Squeeze", y, _axis(graph, 1))
     # (T, 2, B, H) → (T, B, 2·H)
-    joined = graph.constant("side_by_side", [0, 0, -1])
-    return graph.node("Reshape", graph.transpose(y, 0, 2, 1, 3), joined)
+    shape = graph.constant("side_by_side", [0, 0, -1])
+    return graph.node("Reshape", graph.transpose(y, 0, 2, 1, 3), shape)
 
 
-def _add_step(graph: Graph, i: int, layers: tuple[CellParams], x: str, mode: Mode) -> str:
+def _operator_weights(layers: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    """Return the operator's W, R and B."""
+    order = ORDER[OPERATORS[type(layers[0])].name]
+    # As NumPy's arrays, for which nothing is compiled.
+    directions = [jax.tree.map(np.asarray, common.weights_in_order(p, order)) for p in layers]
+    return {
+        "W": np.stack([weights.W.T for weights in directions]),
+        "R": np.stack([weights.U.T for weights in directions]),
+        "B": np.stack([np.concatenate([weights.b, weights.c]) for weights in directions]),
+    }
+
+
+def _operator_peepholes(p: Any) -> jax.Array:
+    """Return a direction's peepholes in ONNX's order, zeros if only the other direction has any."""
+    peepholes = p.p
+    if peepholes is None:
+        _, H = sizes(p)
+        peepholes = np.zeros(len(p.peepholes) * H, p.b.dtype)
+    return common.reorder_gates(peepholes, p.peepholes, onnx_nodes.PEEPHOLES)
+
+
+def _operator_attributes(layers: tuple[Any, ...], mode: Mode) -> dict[str, Any]:
+    p = layers[0]
+    operator = OPERATORS[type(p)]
+    _, H = sizes(p)
+    attributes: dict[str, Any] = {"hidden_size": H, **operator.attributes}
+    if p.clip is not None:
+        attributes["clip"] = float(p.clip)
+    if any(layer.activation != "tanh" for layer in layers):
+        attributes["activations"] = [
+            function.capitalize()
+            for layer in layers
+            for function in onnx_nodes.functions(operator.name, layer.activation)
+        ]
+    if len(layers) == 2:
+        attributes["direction"] = "bidirectional"
+    elif mode.reverse:
+        attributes["direction"] = "reverse"
+    return attributes
+
+
+def _operator_state(graph: Graph, level: Level, part: str) -> str:
+    """Add the state that the operator starts from, (directions, B, H), and return its name."""
+    states = [
+        graph.node("Unsqueeze", f"carry.{path}.{part}", _axis(graph, 0)) for path in level.paths
+    ]
+    if len(states) == 1:
+        return states[0]
+    return graph.node("Concat", *states, axis=0)
+
+
+def _keep_empty_rows(graph: Graph, lengths: str, last: str, state: str) -> str:
+    """Keep the state of a row without steps, for which ONNX Runtime returns zeros."""
+    has_steps = graph.node("Greater", lengths, graph.constant("zero", np.int32(0)))
+    has_steps = graph.node("Unsqueeze", has_steps, _axis(graph, 1))
+    return graph.node("Where", has_steps, last, state)
+
+
+def _axis(graph: Graph, axis: int) -> str:
+    return graph.constant(f"axis_{axis}", [axis])
+
+
+# --- The equations of a cell
+
+
+def _add_step(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     """Add one step of a layer, as its cell's equations have it."""
-    (p,) = layers
-    weights, carry = _named(f"layers.{i}", p, constant), _carry(p, f"carry.{i}.")
-    reset: Any = graph.value(mode.reset, B, dtype=bool) if mode.reset else None
-    marks = Marks(reset, _initial(mode, i))
-    step = lambda p, carry, x, marks: _step(p, carry, p.inputs(x), marks)
+    (p,) = level.layers
+    (path,) = level.paths
+    weights = _map_named(f"layers.{path}", p, constant)
+    carry = _carry(p, f"carry.{path}.")
     x_B = graph.value(x, B, sizes(p)[0])
-    h, after = graph.add(type(p).__name__, step, weights, carry, x_B, marks)
+    marks = Marks(initial=_initial(mode, level.i))
+    if mode.reset:
+        reset: Any = graph.value(mode.reset, B, dtype=bool)
+        marks = marks._replace(reset=reset)
+    h, after = graph.add(type(p).__name__, _step_of_input, weights, carry, x_B, marks)
     for part, value in zip(_carry_parts(p), jax.tree.leaves(after), strict=True):
-        graph.node("Identity", value.name, outputs=[f"carry_out.{i}.{part}"])
+        graph.node("Identity", value.name, outputs=[f"carry_out.{path}.{part}"])
     return h.name
 
 
-def _add_scan(graph: Graph, i: int, layers: tuple[CellParams, ...], x: str, mode: Mode) -> str:
+def _add_scan(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     """Add a loop over the steps of a layer, each as its cell's equations have it.
 
     The weights are in the graph as they are, so that a file of them can be read back.
     """
+    flags: dict[str, Value] = {}
     real = _real(graph, x, mode.lengths) if mode.lengths else ""
-    # a reset in the padding does not count
-    reset = graph.node("And", mode.reset, real) if mode.reset and real else mode.reset
-    flags = {"reset": reset, "real": real}
-    flags = {n: graph.value(flag, T, B, dtype=bool) for n, flag in flags.items() if flag}
-    stored = lambda name, leaf: graph.value(graph.constant(name, leaf), *leaf.shape)
-    sides = []
-    for d, p in enumerate(layers):
-        path, what, parts = _path(i, d, len(layers)), type(p).__name__, _carry_parts(p)
-        weights, x_TB = _named(f"layers.{path}", p, stored), graph.value(x, T, B, sizes(p)[0])
-        scanned = {"a": graph.add(what, lambda p, x: p.inputs(x), weights, x_TB)} | flags
-        body = graph.body(f"scan.{path}")
-        carry = _carry(p, body.prefix)
-        now: Any = {
-            name: body.value(f"{body.prefix}{name}", *value.shape[1:], dtype=value.dtype)
-            for name, value in scanned.items()
-        }
-        for value in [*jax.tree.leaves(carry), *now.values()]:
-            body.input(value.name, *value.shape, dtype=value.dtype)
-        marks = Marks(now.get("reset"), _initial(mode, i), now.get("real"))
-        h, after = body.add(what, _step, weights, carry, now["a"], marks)
-        for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
-            output = body.output(f"{body.prefix}{part}_out", *value.shape, dtype=value.dtype)
-            body.node("Identity", value.name, outputs=[output])
-        reads, back = [f"carry.{path}.{part}" for part in parts], int(d or mode.reverse)
-        reads += [value.name for value in scanned.values()]
-        outputs = [*(f"carry_out.{path}.{part}" for part in parts), f"layers.{path}.y"]
-        graph.node(
-            "Scan", *reads, outputs=outputs, body=body.proto(), num_scan_inputs=len(scanned),
-            scan_input_directions=[back] * len(scanned), scan_output_directions=[back],
-        )  # fmt: skip
-        sides.append(outputs[-1])
-    return sides[0] if len(sides) == 1 else graph.node("Concat", *sides, axis=2)
+    if mode.reset:
+        # A reset in the padding does not count.
+        reset = graph.node("And", mode.reset, real) if real else mode.reset
+        flags["reset"] = graph.value(reset, T, B, dtype=bool)
+    if real:
+        flags["real"] = graph.value(real, T, B, dtype=bool)
+    outputs = [_add_direction(graph, level, d, x, flags, mode) for d in range(len(level.layers))]
+    if len(outputs) == 1:
+        return outputs[0]
+    return graph.node("Concat", *outputs, axis=2)
+
+
+def _add_direction(
+    graph: Graph, level: Level, d: int, x: str, flags: dict[str, Value], mode: Mode
+) -> str:
+    """Add the loop over the steps of one direction; `flags` are the arrays of `Marks` to scan."""
+    p = level.layers[d]
+    path = level.paths[d]
+    cell = type(p).__name__
+
+    def add_weight(name: str, leaf: Any) -> Value:
+        return graph.value(graph.constant(name, leaf), *leaf.shape)
+
+    weights = _map_named(f"layers.{path}", p, add_weight)
+    x_TB = graph.value(x, T, B, sizes(p)[0])
+    scanned = {"a": graph.add(cell, lambda p, x: p.inputs(x), weights, x_TB)} | flags
+
+    body = graph.body(f"scan.{path}")
+    carry = _carry(p, body.prefix)
+    inputs: Any = {
+        name: body.value(f"{body.prefix}{name}", *value.shape[1:], dtype=value.dtype)
+        for name, value in scanned.items()
+    }
+    for value in [*jax.tree.leaves(carry), *inputs.values()]:
+        body.input(value.name, *value.shape, dtype=value.dtype)
+    marks = Marks(inputs.get("reset"), _initial(mode, level.i), inputs.get("real"))
+    h, after = body.add(cell, _step, weights, carry, inputs["a"], marks)
+    parts = list(_carry_parts(p))
+    for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
+        output = body.output(f"{body.prefix}{part}_out", *value.shape, dtype=value.dtype)
+        body.node("Identity", value.name, outputs=[output])
+
+    y = f"layers.{path}.y"
+    carries = [f"carry.{path}.{part}" for part in parts]
+    is_backward = int(mode.reverse or d == 1)
+    graph.node(
+        "Scan",
+        *[*carries, *(value.name for value in scanned.values())],
+        outputs=[*(f"carry_out.{path}.{part}" for part in parts), y],
+        body=body.proto(),
+        num_scan_inputs=len(scanned),
+        scan_input_directions=[is_backward] * len(scanned),
+        scan_output_directions=[is_backward],
+    )
+    return y
 
 
 def _step(p: CellParams, carry: Any, a: Any, marks: Marks) -> tuple[Any, Any]:
@@ -301,32 +432,43 @@ def _step(p: CellParams, carry: Any, a: Any, marks: Marks) -> tuple[Any, Any]:
     equations = lambda carry: (p.step(PLAIN, carry, a), None)
     after, _, _ = advance(PLAIN, equations, carry, marks)
     h = hidden(after)
-    return h if marks.real is None else PLAIN.choose(marks.real, h), after
+    if marks.real is not None:
+        h = PLAIN.choose(marks.real, h)
+    return h, after
 
 
-def _named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> CellParams:
+def _step_of_input(p: CellParams, carry: Any, x: Any, marks: Marks) -> tuple[Any, Any]:
+    """Compute `_step` of an input x."""
+    return _step(p, carry, p.inputs(x), marks)
+
+
+def _map_named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> CellParams:
     """Return a layer of what `value` makes of each weight's name, as "layers.0.W", and array."""
-    at = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    named = lambda path, leaf: value(f"{name}.{at(path)}", leaf)
+    named = lambda path, leaf: value(f"{name}.{_dotted(path)}", leaf)
     return jax.tree_util.tree_map_with_path(named, p)
 
 
 def _carry(p: CellParams, prefix: str) -> Any:
     """Return a layer's carry, of the tensors with these names."""
-    values = [Value(prefix + name, x.shape, x.dtype) for name, x in _carry_parts(p).items()]
+    values = [
+        Value(prefix + name, part.shape, part.dtype) for name, part in _carry_parts(p).items()
+    ]
     return jax.tree.unflatten(jax.tree.structure(carry_like([p], 1)[0]), values)
 
 
 def _initial(mode: Mode, i: int) -> Any:
     """Return what a reset of layer i sets; None: zeros."""
-    return mode.initial and jax.tree.map(lambda leaf: constant("initial", leaf), mode.initial[i])
+    if mode.initial is None:
+        return None
+    return jax.tree.map(lambda leaf: constant("initial", leaf), mode.initial[i])
 
 
 def _real(graph: Graph, x: str, lengths: str) -> str:
     """Add (T, B): whether a step is none of the padding. x is (T, B, F)."""
-    start, step = (graph.constant(name, np.int64(name)) for name in "01")
-    T = graph.node("Squeeze", graph.node("Shape", x, end=1))
-    steps = graph.node(
-        "Unsqueeze", graph.node("Range", start, T, step), graph.constant("axis_1", [1])
-    )
-    return graph.node("Less", steps, graph.node("Cast", lengths, to=TensorProto.INT64))
+    zero = graph.constant("0", np.int64(0))
+    one = graph.constant("1", np.int64(1))
+    num_steps = graph.node("Squeeze", graph.node("Shape", x, end=1))
+    steps = graph.node("Range", zero, num_steps, one)
+    steps = graph.node("Unsqueeze", steps, _axis(graph, 1))
+    lengths = graph.node("Cast", lengths, to=TensorProto.INT64)
+    return graph.node("Less", steps, lengths)

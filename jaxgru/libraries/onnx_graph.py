@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,8 +32,9 @@ with needs("onnx"):
     import onnx
     from onnx import helper, numpy_helper
 
-_OPSET, _IR_VERSION = 17, 8
-"""The oldest versions with all operators: LayerNormalization came with opset 17."""
+# The oldest versions with all operators: LayerNormalization came with opset 17.
+_OPSET = 17
+_IR_VERSION = 8
 
 B, T = symbolic_shape("B, T")
 """The rows of the batch and the steps, which a graph leaves open."""
@@ -69,28 +71,36 @@ class Graph:
             names = " and ".join(sorted(dtypes))
             raise InteropError(f"the weights are {names}; they must be all float32 or all float64.")
         common.check_dtype("the weights", *dtypes)
-        self.dtype, self.constants, self.prefix = np.dtype(*dtypes), {}, ""
-        self.nodes, self.inputs, self.outputs = [], [], []
+        self.dtype = np.dtype(*dtypes)
+        self.prefix = ""
+        self.constants: dict[str, np.ndarray] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
 
     def body(self, name: str) -> Graph:
         """Return a new graph, the body of an operator; it adds its constants to this one's."""
         body = Graph(np.zeros((), self.dtype))
-        body.constants, body.prefix = self.constants, f"{name}."
+        body.constants = self.constants
+        body.prefix = f"{name}."
         return body
 
     def input(self, name: str, *shape: Size, dtype: Any = None) -> str:
-        self.inputs.append(_described(name, shape, dtype or self.dtype))
+        self.inputs.append(_value_info(name, shape, dtype or self.dtype))
         return name
 
     def output(self, name: str, *shape: Size, dtype: Any = None) -> str:
-        self.outputs.append(_described(name, shape, dtype or self.dtype))
+        self.outputs.append(_value_info(name, shape, dtype or self.dtype))
         return name
 
     def constant(self, name: str, value: Any) -> str:
         """Add a constant; its name ends in a number if another constant has this name."""
         value = np.asarray(value)
-        names = itertools.chain([name], (f"{name}.{i}" for i in itertools.count(1)))
-        return next(n for n in names if _same(self.constants.setdefault(n, value), value))
+        unique_name = name
+        numbers = itertools.count(1)
+        while not _are_same(self.constants.setdefault(unique_name, value), value):
+            unique_name = f"{name}.{next(numbers)}"
+        return unique_name
 
     def node(self, op: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
         """Add a node. Without `outputs` it has one, of a new name; the first is returned."""
@@ -126,11 +136,11 @@ class Graph:
                 f"{what} needs the batch size as an int, as len(h) does, but a graph leaves it "
                 "open; write h.shape[0]."
             ) from error
-        made = _Operators(self, what, values).results(traced, values)
-        return jax.tree.unflatten(jax.tree.structure(result), made)
+        results = _Operators(self, what, values).results(traced, values)
+        return jax.tree.unflatten(jax.tree.structure(result), results)
 
-    def proto(self, **stored: Any) -> onnx.GraphProto:
-        return helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, **stored)
+    def proto(self, **contents: Any) -> onnx.GraphProto:
+        return helper.make_graph(self.nodes, "jaxgru", self.inputs, self.outputs, **contents)
 
     def model(self) -> onnx.ModelProto:
         """Return the model; the same weights always give the same bytes."""
@@ -138,15 +148,20 @@ class Graph:
         opsets = [helper.make_opsetid("", _OPSET)]
         return helper.make_model(
             self.proto(initializer=constants),
-            opset_imports=opsets, ir_version=_IR_VERSION, producer_name="jaxgru",
-        )  # fmt: skip
+            opset_imports=opsets,
+            ir_version=_IR_VERSION,
+            producer_name="jaxgru",
+        )
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a is b or (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+def _are_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether two arrays are equal bit for bit."""
+    if a is b:
+        return True
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def _described(name: str, shape: Sequence[Size], dtype: DTypeLike) -> onnx.ValueInfoProto:
+def _value_info(name: str, shape: Sequence[Size], dtype: DTypeLike) -> onnx.ValueInfoProto:
     shape = [str(size) if is_symbolic_dim(size) else size for size in shape]
     return helper.make_tensor_value_info(name, _type(dtype), shape)
 
@@ -163,18 +178,19 @@ _CALLS = {"jit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "cust
 _NUMBERS = {"int32", "int64", "float32", "float64"}
 """For numbers of other dtypes, ONNX or ONNX Runtime lacks most operators."""
 
-_DTYPES = dict.fromkeys(["and", "not", "or", "xor"], {"bool"}) | dict.fromkeys(
-    ["clamp", "dot_general", "ge", "gt", "le", "lt", "max", "min", "reduce_max", "reduce_min"],
-    _NUMBERS,
-)
-"""What the operators of a primitive take; of any other, numbers and bools."""
+_COMPARISONS = {"ge", "gt", "le", "lt"}
+_EXTREMES = {"clamp", "max", "min", "reduce_max", "reduce_min"}
+_OF_BOOLS = {"and", "not", "or", "xor"}
+_OF_NUMBERS = {"dot_general", *_COMPARISONS, *_EXTREMES}
+"""Primitives whose operators take these only; those of any other take numbers and bools."""
 
 
 class _Operators:
     """Adds one traced function to a graph; `values` are its arguments."""
 
     def __init__(self, graph: Graph, what: str, values: Sequence[Value]) -> None:
-        self.graph, self.what = graph, what
+        self.graph = graph
+        self.what = what
         self.open_sizes = {
             size: (x.name, axis)
             for x in values
@@ -184,14 +200,17 @@ class _Operators:
 
     def results(self, program: Any, args: Sequence[Value]) -> list[Value]:
         """Add a program, and return its results, which are in the graph."""
-        made = zip(self.run(program, args), program.out_avals, strict=True)
-        whole = (self.whole(x, aval.shape) for x, aval in made)
-        return [Value(self.named(x), x.shape, x.dtype) for x in whole]
+        results: list[Value] = []
+        for result, aval in zip(self.run(program, args), program.out_avals, strict=True):
+            whole = self.broadcast(result, aval.shape)
+            results.append(Value(self.name_of(whole), whole.shape, whole.dtype))
+        return results
 
     def run(self, program: Any, args: Sequence[Value]) -> list[Value]:
-        inner = getattr(program, "jaxpr", program)
+        """Add a program; an array that is known enters the graph only where it is read."""
+        jaxpr = getattr(program, "jaxpr", program)
         consts = [constant("constant", const) for const in getattr(program, "consts", ())]
-        values = dict(zip([*inner.constvars, *inner.invars], [*consts, *args], strict=True))
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
         def read(var: Any) -> Value:
             if isinstance(var, Literal):
@@ -199,94 +218,141 @@ class _Operators:
                 return constant(str(var.val), np.asarray(var.val, aval.dtype))
             return values[var]
 
-        for eqn in inner.eqns:
-            made = self.apply(eqn, [read(var) for var in eqn.invars])
-            values |= zip(eqn.outvars, made, strict=True)
-        return [read(var) for var in inner.outvars]
+        for eqn in jaxpr.eqns:
+            outputs = self.apply(eqn, [read(var) for var in eqn.invars])
+            values |= zip(eqn.outvars, outputs, strict=True)
+        return [read(var) for var in jaxpr.outvars]
 
     def apply(self, eqn: Any, inputs: Sequence[Value]) -> Sequence[Value]:
         """Add one primitive: computed here if its inputs are known, else as operators."""
-        name, params, out = eqn.primitive.name, eqn.params, [var.aval for var in eqn.outvars]
+        name = eqn.primitive.name
+        params = eqn.params
         if name in _CALLS:
-            return self.run(params["jaxpr" if "jaxpr" in params else "call_jaxpr"], inputs)
+            program = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+            return self.run(program, inputs)
         if name == "broadcast_in_dim":
-            return [self.repeated(inputs[0], params["shape"], params["broadcast_dimensions"])]
-        in_shapes = [var.aval.shape for var in eqn.invars]
-        sizes = [size for shape in (*in_shapes, *(aval.shape for aval in out)) for size in shape]
-        is_known = all(x.array is not None for x in inputs) and name != "dim_as_value"
-        if is_known and not any(map(is_symbolic_dim, sizes)):
-            whole = [self.whole(x, s).array for x, s in zip(inputs, in_shapes, strict=True)]
-            made = eqn.primitive.bind(*whole, **params)
-            made = made if eqn.primitive.multiple_results else [made]
-            return [constant(inputs[0].name if inputs else name, each) for each in made]
-        if params.get("axes") == ():  # a reduction; ONNX would reduce over all axes
+            return [self.add_axes(inputs[0], params["shape"], params["broadcast_dimensions"])]
+        if _is_known(eqn, inputs):
+            return self.compute(eqn, inputs)
+        if params.get("axes") == ():
+            # A reduction over no axes; ONNX would reduce over all.
             return inputs
-        dtypes = [var.aval.dtype.name for var in eqn.invars]
-        if others := {*dtypes} - _DTYPES.get(name, _NUMBERS | {"bool"}):
-            raise self.refused(f"JAX's {name} of {' and '.join(sorted(others))}")
-        if name == "dot_general" and {*dtypes} != {out[0].dtype.name}:
-            raise self.refused("JAX's dot_general of several dtypes")
-        if [x == "bool" for x in dtypes] == [True, False, False] and name == "select_n":
-            name = "where"
+        self.check_dtypes(eqn)
+        if _is_where(eqn):
+            return [self.apply_elementwise("where", eqn, inputs)]
         if name in _FORMULAS:
-            formula = lambda *x: _FORMULAS[name](*x, **params)
-            return self.run(jax.make_jaxpr(formula)(*(var.aval for var in eqn.invars)), inputs)
+            return self.apply_formula(eqn, inputs)
         if name in _ELEMENTWISE:
-            made = _ELEMENTWISE[name](self.graph, *map(self.named, inputs), **params)
-            return [Value(made, _joint([x.shape for x in inputs]), out[0].dtype)]
-        if name not in _OPERATORS:
-            raise self.refused(f"JAX's {name}")
-        whole = [self.whole(x, shape) for x, shape in zip(inputs, in_shapes, strict=True)]
-        made = _OPERATORS[name](self, *whole, **params)
-        made = zip(made if isinstance(made, list) else [made], out, strict=True)
-        return [Value(x, aval.shape, aval.dtype) if isinstance(x, str) else x for x, aval in made]
+            return [self.apply_elementwise(name, eqn, inputs)]
+        if name in _OPERATORS:
+            return self.apply_operators(eqn, inputs)
+        raise self.refusal(f"JAX's {name}")
 
-    def refused(self, computes: str) -> InteropError:
+    def check_dtypes(self, eqn: Any) -> None:
+        """Raise InteropError if ONNX's operators do not take the dtypes of a primitive."""
+        name = eqn.primitive.name
+        dtypes = {var.aval.dtype.name for var in eqn.invars}
+        others = dtypes - _dtypes_of(name)
+        if others:
+            raise self.refusal(f"JAX's {name} of {' and '.join(sorted(others))}")
+        if name == "dot_general" and dtypes != {eqn.outvars[0].aval.dtype.name}:
+            raise self.refusal("JAX's dot_general of several dtypes")
+
+    def compute(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Return what JAX computes of inputs that are known."""
+        name = inputs[0].name if inputs else eqn.primitive.name
+        arrays = [x.array for x in self.broadcast_all(eqn, inputs)]
+        outputs = eqn.primitive.bind(*arrays, **eqn.params)
+        if not eqn.primitive.multiple_results:
+            outputs = [outputs]
+        return [constant(name, output) for output in outputs]
+
+    def apply_formula(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Add a primitive as a formula of others."""
+        formula = partial(_FORMULAS[eqn.primitive.name], **eqn.params)
+        avals = [var.aval for var in eqn.invars]
+        return self.run(jax.make_jaxpr(formula)(*avals), inputs)
+
+    def apply_elementwise(self, name: str, eqn: Any, inputs: Sequence[Value]) -> Value:
+        """Add a primitive as the row of `_ELEMENTWISE` with this name."""
+        input_names = [self.name_of(x) for x in inputs]
+        output = _ELEMENTWISE[name](self.graph, *input_names, **eqn.params)
+        shape = _joint_shape([x.shape for x in inputs])
+        return Value(output, shape, eqn.outvars[0].aval.dtype)
+
+    def apply_operators(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Add a primitive that is not elementwise."""
+        add = _OPERATORS[eqn.primitive.name]
+        outputs = add(self, *self.broadcast_all(eqn, inputs), **eqn.params)
+        if not isinstance(outputs, list):
+            outputs = [outputs]
+        values: list[Value] = []
+        for output, var in zip(outputs, eqn.outvars, strict=True):
+            if isinstance(output, str):
+                output = Value(output, var.aval.shape, var.aval.dtype)
+            values.append(output)
+        return values
+
+    def broadcast_all(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Return the inputs of a primitive, of the shapes that JAX sees."""
+        shapes = [var.aval.shape for var in eqn.invars]
+        return [self.broadcast(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
+
+    def refusal(self, computes: str) -> InteropError:
         return InteropError(f"{self.what} computes {computes}, which jaxgru cannot write as ONNX.")
 
-    def named(self, x: Value) -> str:
+    def name_of(self, x: Value) -> str:
         """Return the name of a tensor, which is now in the graph."""
-        return x.name if x.array is None else self.graph.constant(x.name, x.array)
+        if x.array is None:
+            return x.name
+        return self.graph.constant(x.name, x.array)
 
     def node(self, op: str, *inputs: Value | str, **attributes: Any) -> str:
         """Add a node that reads tensors, some given by name; return the name of its output."""
-        names = [x if isinstance(x, str) else self.named(x) for x in inputs]
+        names = [x if isinstance(x, str) else self.name_of(x) for x in inputs]
         return self.graph.node(op, *names, **attributes)
 
     def sizes(self, *sizes: Size) -> str:
         """Return the name of a constant with these sizes, axes or indices."""
-        if symbolic := [size for size in sizes if is_symbolic_dim(size)]:
-            raise self.refused(f"an array of size {symbolic[0]}")
-        return self.graph.constant("_".join(["sizes", *map(str, sizes)]), np.array(sizes, np.int64))
+        for size in sizes:
+            if is_symbolic_dim(size):
+                raise self.refusal(f"an array of size {size}")
+        name = "_".join(["sizes", *map(str, sizes)])
+        return self.graph.constant(name, np.array(sizes, np.int64))
 
-    def repeated(self, x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
+    def add_axes(self, x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
         """Add axes of size 1; elementwise operators repeat an array along them."""
-        new = [axis for axis in range(len(shape)) if axis not in axes]
-        kept = tuple(1 if i in new else x.shape[axes.index(i)] for i in range(len(shape)))
+        new_axes = [axis for axis in range(len(shape)) if axis not in axes]
+        new_shape: list[Size] = [1] * len(shape)
+        for size, axis in zip(x.shape, axes, strict=True):
+            new_shape[axis] = size
         if x.array is not None:
-            return constant(x.name, x.array.reshape(kept))
-        name = self.node("Unsqueeze", x, self.sizes(*new)) if new else x.name
-        return Value(name, kept, x.dtype)
+            return constant(x.name, x.array.reshape(new_shape))
+        name = x.name
+        if new_axes:
+            name = self.node("Unsqueeze", x, self.sizes(*new_axes))
+        return Value(name, tuple(new_shape), x.dtype)
 
-    def whole(self, x: Value, shape: Sequence[Size]) -> Value:
+    def broadcast(self, x: Value, shape: Sequence[Size]) -> Value:
         """Return a tensor of the shape that JAX sees."""
         if x.shape == tuple(shape):
             return x
         if x.array is not None and not any(map(is_symbolic_dim, shape)):
             return constant(x.name, np.broadcast_to(x.array, shape))
 
-        def size(size: Size) -> str:
-            if size not in self.open_sizes:
-                return self.sizes(size)
-            name, axis = self.open_sizes[size]
-            return self.node("Shape", name, start=axis, end=axis + 1)
-
-        sizes = self.node("Concat", *map(size, shape), axis=0)
+        sizes = self.node("Concat", *[self.size(size) for size in shape], axis=0)
         return Value(self.node("Expand", x, sizes), tuple(shape), x.dtype)
 
-    # Of what is not elementwise. x has the shape that JAX sees
+    def size(self, size: Size) -> str:
+        """Return the name of a tensor with this size, which may be that of an argument's axis."""
+        if size not in self.open_sizes:
+            return self.sizes(size)
+        name, axis = self.open_sizes[size]
+        return self.node("Shape", name, start=axis, end=axis + 1)
 
-    def transposed(self, x: Value, axes: Sequence[int]) -> Value:
+    # Of what is not elementwise. x has the shape that JAX sees.
+
+    def transpose(self, x: Value, axes: Sequence[int]) -> Value:
         if x.array is not None:
             return constant(x.name, x.array.transpose(axes))
         if [*axes] == [*range(len(axes))]:
@@ -294,40 +360,80 @@ class _Operators:
         shape = tuple(x.shape[axis] for axis in axes)
         return Value(self.graph.transpose(x.name, *axes), shape, x.dtype)
 
-    def reshaped(self, x: Value, shape: Sequence[Size]) -> Value:
+    def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
         if x.array is not None:
             return constant(x.name, x.array.reshape(shape))
         if x.shape == tuple(shape):
             return x
-        sizes = [0 if size in x.shape[i : i + 1] else size for i, size in enumerate(shape)]
-        if open_sizes := [*filter(is_symbolic_dim, sizes)]:  # ONNX finds one size; 0 is that of x
-            sizes[sizes.index(open_sizes[0])] = -1
+        sizes: list[Size] = list(shape)
+        for i, (size, own_size) in enumerate(zip(shape, x.shape, strict=False)):
+            if size == own_size:
+                sizes[i] = 0  # ONNX takes that of x
+        open_axes = [i for i, size in enumerate(sizes) if is_symbolic_dim(size)]
+        if open_axes:
+            sizes[open_axes[0]] = -1  # ONNX finds one size
         return Value(self.node("Reshape", x, self.sizes(*sizes)), tuple(shape), x.dtype)
 
-    def sliced(self, x: Value, starts: Sequence[int], ends: Sequence[Size]) -> Value:
+    def slice(self, x: Value, starts: Sequence[int], ends: Sequence[Size]) -> Value:
         """Return x[start:end] along each axis."""
-        axes = [i for i, cut in enumerate(zip(starts, ends, strict=True)) if cut != (0, x.shape[i])]
+        cuts = [*zip(starts, ends, strict=True)]
+        axes = [axis for axis, cut in enumerate(cuts) if cut != (0, x.shape[axis])]
         if not axes:
             return x
-        at = lambda of: self.sizes(*(of[axis] for axis in axes))
-        cuts = at(starts), at(ends), self.sizes(*axes)
-        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
-        return Value(self.node("Slice", x, *cuts), shape, x.dtype)
+        name = self.node(
+            "Slice",
+            x,
+            self.sizes(*(starts[axis] for axis in axes)),
+            self.sizes(*(ends[axis] for axis in axes)),
+            self.sizes(*axes),
+        )
+        return Value(name, tuple(end - start for start, end in cuts), x.dtype)
+
+
+def _is_known(eqn: Any, inputs: Sequence[Value]) -> bool:
+    """Return whether a primitive can be computed now."""
+    if eqn.primitive.name == "dim_as_value" or any(x.array is None for x in inputs):
+        return False
+    shapes = [var.aval.shape for var in (*eqn.invars, *eqn.outvars)]
+    return not any(is_symbolic_dim(size) for shape in shapes for size in shape)
+
+
+def _is_where(eqn: Any) -> bool:
+    """Return whether a primitive chooses by a bool between two arrays that are none of bools."""
+    if eqn.primitive.name != "select_n":
+        return False
+    return [var.aval.dtype == bool for var in eqn.invars] == [True, False, False]
+
+
+def _dtypes_of(name: str) -> set[str]:
+    """Return the dtypes that the operators of a primitive take."""
+    if name in _OF_BOOLS:
+        return {"bool"}
+    if name in _OF_NUMBERS:
+        return _NUMBERS
+    return _NUMBERS | {"bool"}
 
 
 def _dot_general(ops: _Operators, x: Value, y: Value, *, dimension_numbers: Any, **_: Any) -> Value:
-    (of_x, of_y), (batch_x, batch_y) = dimension_numbers
-    free = lambda v, *used: [i for i in range(len(v.shape)) if i not in (*used[0], *used[1])]
-    sizes = lambda v, axes: [v.shape[i] for i in axes]
-    free_x, free_y = free(x, of_x, batch_x), free(y, of_y, batch_y)
-    batch, rows, columns = sizes(x, batch_x), sizes(x, free_x), sizes(y, free_y)
-    K = math.prod(sizes(x, of_x))
-    x = ops.transposed(x, [*batch_x, *free_x, *of_x])
-    x = ops.reshaped(x, [*batch, *([math.prod(rows)] if batch else rows), K])
-    y = ops.transposed(y, [*batch_y, *of_y, *free_y])
-    y = ops.reshaped(y, [*batch, K, math.prod(columns)])
+    """Add a MatMul of (…, rows, K) and (…, K, columns), where … are the axes of the batch."""
+    (sum_x, sum_y), (batch_x, batch_y) = dimension_numbers
+    free_x = [axis for axis in range(len(x.shape)) if axis not in (*sum_x, *batch_x)]
+    free_y = [axis for axis in range(len(y.shape)) if axis not in (*sum_y, *batch_y)]
+    batch = [x.shape[axis] for axis in batch_x]
+    rows = [x.shape[axis] for axis in free_x]
+    columns = [y.shape[axis] for axis in free_y]
+    K = math.prod(x.shape[axis] for axis in sum_x)
+
+    x = ops.transpose(x, [*batch_x, *free_x, *sum_x])
+    if batch:
+        x = ops.reshape(x, [*batch, math.prod(rows), K])
+    else:
+        # MatMul takes any number of axes of rows.
+        x = ops.reshape(x, [*rows, K])
+    y = ops.transpose(y, [*batch_y, *sum_y, *free_y])
+    y = ops.reshape(y, [*batch, K, math.prod(columns)])
     xy = Value(ops.node("MatMul", x, y), (*x.shape[:-1], y.shape[-1]), x.dtype)
-    return ops.reshaped(xy, [*batch, *rows, *columns])
+    return ops.reshape(xy, [*batch, *rows, *columns])
 
 
 def _gather(
@@ -335,23 +441,27 @@ def _gather(
 ) -> Value | str:
     """Add x[…, i, j:k], which JAX traces as this where a size of x is symbolic."""
     if indices.array is None or indices.array.ndim != 1:
-        raise ops.refused("an index that is an array")
-    at = dict(zip(dimension_numbers.start_index_map, indices.array.tolist(), strict=True))
-    starts = [at.get(axis, 0) for axis in range(len(x.shape))]
+        raise ops.refusal("an index that is an array")
+    axes = dimension_numbers.start_index_map
+    start_of_axis = dict(zip(axes, indices.array.tolist(), strict=True))
+    starts = [start_of_axis.get(axis, 0) for axis in range(len(x.shape))]
     ends = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
-    if any(i < 0 or i + n > size for i, n, size in zip(starts, slice_sizes, x.shape, strict=True)):
-        raise ops.refused("an index outside of its axis")
-    cut = ops.sliced(x, starts, ends)
-    axes = dimension_numbers.collapsed_slice_dims
-    return ops.node("Squeeze", cut, ops.sizes(*axes)) if axes else cut
+    for start, end, size in zip(starts, ends, x.shape, strict=True):
+        if start < 0 or end > size:
+            raise ops.refusal("an index outside of its axis")
+    cut = ops.slice(x, starts, ends)
+    collapsed = dimension_numbers.collapsed_slice_dims
+    if not collapsed:
+        return cut
+    return ops.node("Squeeze", cut, ops.sizes(*collapsed))
 
 
 def _slice(
     ops: _Operators, x: Value, *, start_indices: Any, limit_indices: Any, strides: Any
 ) -> Value:
     if strides is not None and {*strides} != {1}:
-        raise ops.refused("a slice with strides")
-    return ops.sliced(x, start_indices, limit_indices)
+        raise ops.refusal("a slice with strides")
+    return ops.slice(x, start_indices, limit_indices)
 
 
 def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> list[str]:
@@ -363,8 +473,13 @@ def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> li
 def _pad(ops: _Operators, x: Value, by: Value, *, padding_config: Any) -> str:
     low, high, inner = zip(*padding_config, strict=True)
     if any(inner) or min(*low, *high) < 0:
-        raise ops.refused("padding between elements, or less than none")
+        raise ops.refusal("padding between elements, or less than none")
     return ops.node("Pad", x, ops.sizes(*low, *high), by)
+
+
+def _reshape(ops: _Operators, x: Value, *, new_sizes: Any, dimensions: Any, **_: Any) -> Value:
+    axes = dimensions or range(len(x.shape))
+    return ops.reshape(ops.transpose(x, axes), new_sizes)
 
 
 def _reduce(op: str) -> Callable[..., str]:
@@ -380,20 +495,31 @@ _OPERATORS: dict[str, Callable[..., Value | str | list[str]]] = {
     "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"),
     "reduce_sum": lambda ops, x, axes, **_: ops.node("ReduceSum", x, ops.sizes(*axes), keepdims=0),
-    "reshape": lambda ops, x, *, new_sizes, dimensions, **_: ops.reshaped(
-        ops.transposed(x, dimensions or range(len(x.shape))), new_sizes
-    ),
+    "reshape": _reshape,
     "slice": _slice,
     "split": _split,
     "squeeze": lambda ops, x, *, dimensions: ops.node("Squeeze", x, ops.sizes(*dimensions)),
     "tile": lambda ops, x, *, reps: ops.node("Tile", x, ops.sizes(*reps)),
-    "transpose": lambda ops, x, *, permutation: ops.transposed(x, permutation),
+    "transpose": lambda ops, x, *, permutation: ops.transpose(x, permutation),
 }
 """(_Operators, inputs, the primitive's parameters) → the outputs, or their names."""
 
 
 def _op(name: str) -> Callable[..., str]:
     return lambda graph, *inputs, **_: graph.node(name, *inputs)
+
+
+def _cast(graph: Graph, x: str, *, new_dtype: DTypeLike, **_: Any) -> str:
+    return graph.node("Cast", x, to=_type(new_dtype))
+
+
+def _clamp(graph: Graph, low: str, x: str, high: str, **_: Any) -> str:
+    return graph.node("Min", graph.node("Max", x, low), high)
+
+
+def _integer_pow(graph: Graph, x: str, *, y: int, **_: Any) -> str:
+    exponent = graph.constant(f"{y}.0", np.array(y, graph.dtype))
+    return graph.node("Pow", x, exponent)
 
 
 _ELEMENTWISE: dict[str, Callable[..., str]] = {
@@ -406,13 +532,9 @@ _ELEMENTWISE: dict[str, Callable[..., str]] = {
         ("gt", "Greater"), ("le", "LessOrEqual"), ("logistic", "Sigmoid"), ("lt", "Less"),
         ("name", "Identity"), ("stop_gradient", "Identity"),
     )},
-    "clamp": lambda graph, low, x, high, **_: graph.node("Min", graph.node("Max", x, low), high),
-    "convert_element_type": lambda graph, x, *, new_dtype, **_: graph.node(
-        "Cast", x, to=_type(new_dtype)
-    ),
-    "integer_pow": lambda graph, x, *, y, **_: graph.node(
-        "Pow", x, graph.constant(f"{y}.0", np.array(y, graph.dtype))
-    ),
+    "clamp": _clamp,
+    "convert_element_type": _cast,
+    "integer_pow": _integer_pow,
     "ne": lambda graph, x, y, **_: graph.node("Not", graph.node("Equal", x, y)),
     "rsqrt": lambda graph, x, **_: graph.node("Reciprocal", graph.node("Sqrt", x)),
     "square": lambda graph, x, **_: graph.node("Mul", x, x),
@@ -424,7 +546,8 @@ _ELEMENTWISE: dict[str, Callable[..., str]] = {
 def _log1p(x: jax.Array, **_: Any) -> jax.Array:
     """Return log (1 + x); the quotient makes up for the digits that 1 + x loses (Kahan)."""
     y = 1 + x
-    return jnp.where(y == 1, x, jnp.log(y) * jnp.where(abs(x) < 1, x / (y - 1), 1))
+    correction = jnp.where(abs(x) < 1, x / (y - 1), 1)
+    return jnp.where(y == 1, x, jnp.log(y) * correction)
 
 
 def _select_n(which: jax.Array, *cases: jax.Array) -> jax.Array:
@@ -445,7 +568,12 @@ _FORMULAS: dict[str, Callable[..., jax.Array]] = {
 """Primitives as JAX functions of other primitives, which lose no digits."""
 
 
-def _joint(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+def _joint_shape(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
     """Return the shape of an elementwise operator's output, for inputs of one rank or none."""
-    columns = zip(*filter(None, shapes), strict=True)
-    return tuple(next((size for size in sizes if size != 1), 1) for sizes in columns)
+
+    def joint(sizes: Sequence[Size]) -> Size:
+        """Return the size that is not repeated along an axis."""
+        return next((size for size in sizes if size != 1), 1)
+
+    with_axes = [shape for shape in shapes if shape]
+    return tuple(joint(sizes) for sizes in zip(*with_axes, strict=True))

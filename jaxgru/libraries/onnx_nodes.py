@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,15 +31,24 @@ with needs("onnx"):
 ORDER = {"GRU": "zrn", "LSTM": "iofg", "RNN": "h"}
 """The order of the gates in ONNX's operators; its names of n and g are h and c."""
 PEEPHOLES = "iof"
-OPERATORS: dict[type, tuple[str, dict[str, int]]] = {
-    cells.GRUParams: ("GRU", {"linear_before_reset": 1}),
-    cells.ResetBeforeGRUParams: ("GRU", {"linear_before_reset": 0}),
-    cells.RNNParams: ("RNN", {}),
-    cells.CoupledLSTMParams: ("LSTM", {"input_forget": 1}),
-    cells.LSTMParams: ("LSTM", {}),
-    cells.PeepholeLSTMParams: ("LSTM", {}),
+
+
+class Operator(NamedTuple):
+    """An operator of ONNX's, and the attributes that tell one class of layers from others."""
+
+    name: str
+    attributes: dict[str, int]
+
+
+OPERATORS: dict[type, Operator] = {
+    cells.GRUParams: Operator("GRU", {"linear_before_reset": 1}),
+    cells.ResetBeforeGRUParams: Operator("GRU", {"linear_before_reset": 0}),
+    cells.RNNParams: Operator("RNN", {}),
+    cells.CoupledLSTMParams: Operator("LSTM", {"input_forget": 1}),
+    cells.LSTMParams: Operator("LSTM", {}),
+    cells.PeepholeLSTMParams: Operator("LSTM", {}),
 }
-"""For each class of layers, ONNX's operator, and the attributes that tell it from others."""
+"""For each class of layers, its operator."""
 
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 
@@ -84,12 +93,15 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       A node for each, in the graph's order. Of a graph that is a stack, `[node.layer for node in
       nodes]` is one for `jaxgru.unroll`; so are the `node.backward` for `jaxgru.bidirectional`.
 
-    Raises InteropError where there is no recurrent node, or one whose weights are not constants or
-    whose functions are not sigmoid, tanh and ReLU.
+    Raises:
+      InteropError: there is no recurrent node, or one whose weights are not constants or whose
+        functions are not sigmoid, tanh and ReLU.
     """
-    where, folder = "the ONNX model cannot be used", None
+    where = "the ONNX model cannot be used"
+    folder = None
     if not isinstance(model, onnx.ModelProto):
-        where, folder = f"{model} cannot be used", Path(model).parent
+        where = f"{model} cannot be used"
+        folder = Path(model).parent
         model = parsed(where, Path(model).read_bytes())
     graph = _Nodes(where, model, folder)
     nodes = [
@@ -116,25 +128,33 @@ class _Nodes:
     """A model's nodes by what they make, and the values of its constants."""
 
     def __init__(self, where: str, model: onnx.ModelProto, folder: Path | None) -> None:
-        self.where, self.folder, self.opsets = where, folder, model.opset_import
-        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.where = where
+        self.folder = folder
+        self.opsets = model.opset_import
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.makers = {out: node for node in model.graph.node for out in node.output if out}
 
     def value(self, what: str, name: str) -> np.ndarray:
         """Return a constant, also one that other nodes compute from constants."""
-        if (tensor := self.stored.get(name)) is not None:
-            if tensor.data_location == TensorProto.EXTERNAL and self.folder is None:
-                raise InteropError(
-                    f"{what} is in a file beside the graph's; pass the graph's path."
-                )
-            return numpy_helper.to_array(tensor, str(self.folder or ""))
-        if name not in self.makers:
-            raise InteropError(
-                f"{what} comes from {shown(name)}, an input of the graph, so it is not known."
-            )
+        if name in self.initializers:
+            return self._stored_value(what, self.initializers[name])
+        if name in self.makers:
+            return self._computed_value(what, name)
+        raise InteropError(
+            f"{what} comes from {shown(name)}, an input of the graph, so it is not known."
+        )
+
+    def _stored_value(self, what: str, tensor: TensorProto) -> np.ndarray:
+        if tensor.data_location == TensorProto.EXTERNAL and self.folder is None:
+            raise InteropError(f"{what} is in a file beside the graph's; pass the graph's path.")
+        return numpy_helper.to_array(tensor, str(self.folder or ""))
+
+    def _computed_value(self, what: str, name: str) -> np.ndarray:
+        """Return an output of a node, computed by ONNX's own evaluator."""
         node = self.makers[name]
-        reads = {n: self.value(what, n) for n in node.input if n}
-        *inputs, output = (onnx.ValueInfoProto(name=n) for n in (*reads, name))
+        reads = {source: self.value(what, source) for source in node.input if source}
+        inputs = [onnx.ValueInfoProto(name=source) for source in reads]
+        output = onnx.ValueInfoProto(name=name)
         graph = helper.make_graph([node], "weights", inputs, [output])
         model = helper.make_model(graph, opset_imports=self.opsets)
         outputs: Any = ReferenceEvaluator(model).run([name], reads)  # annotated as a dict
@@ -146,38 +166,79 @@ def _name(node: onnx.NodeProto) -> str:
 
 
 def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
-    op, at = node.op_type, f"{graph.where}: the {node.op_type} {shown(_name(node))}"
+    op = node.op_type
+    at = f"{graph.where}: the {op} {shown(_name(node))}"
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    inputs = {what: n for what, n in zip(_INPUTS, node.input, strict=False) if n}
     direction = attributes.get("direction", b"forward").decode()
-    D = 2 if direction == "bidirectional" else 1
-    phi = list(itertools.product(ACTIVATIONS, repeat=D))
-    activations = [[name for each in of for name in functions(op, each)] for of in phi]
-    names = [name.decode().lower() for name in attributes.get("activations", [])]
-    options = SimpleNamespace(activations=names or activations[0])
-    common.check_options(at, options, activations=activations)
-    phi, clip = phi[activations.index(options.activations)], attributes.get("clip")
-    if not (clip is None or clip > 0):
+    directions = 2 if direction == "bidirectional" else 1
+    activations = _activations(at, op, attributes, directions)
+    clip = attributes.get("clip")
+    if clip is not None and not clip > 0:
         raise InteropError(f"{at} has clip={clip}; it must be above 0.")
-    values = {n: graph.value(f"{at}: its {n}", inputs[n]) for n in "WRBP" if n in inputs}
-    for value in values.values():
-        common.check_dtype(f"{at}: its weights", str(value.dtype))
-    E, H = (values[side].shape[-1] if values[side].ndim else 0 for side in "WR")
-    want = operator_shapes(op, D, E, H)
-    have = {what: value.shape for what, value in values.items()}
-    check_shapes(at, have, {what: want[what] for what in have})
-    fits = lambda fixed: all(attributes.get(name, 0) == value for name, value in fixed.items())
-    rows_of_op = {cls: fixed for cls, (name, fixed) in OPERATORS.items() if name == op}
-    cls: Any = next(cls for cls, fixed in rows_of_op.items() if fits(fixed))
-    cls = cells.PeepholeLSTMParams if cls is cells.LSTMParams and "P" in values else cls
-    values.setdefault("B", np.zeros(want["B"], values["W"].dtype))
+    weights = _weights(graph, at, node, directions)
+    cls = _layer_class(op, attributes, has_peepholes="P" in weights)
     layers = [
         layer_from_operator(
-            cls, {what: value[d] for what, value in values.items()}, activation=phi[d], clip=clip
+            cls,
+            {what: weight[d] for what, weight in weights.items()},
+            activation=activations[d],
+            clip=clip,
         )
-        for d in range(D)
+        for d in range(directions)
     ]
-    return RecurrentNode(_name(node), direction, layers[0], layers[1] if D == 2 else None)
+    backward = layers[1] if directions == 2 else None
+    return RecurrentNode(_name(node), direction, layers[0], backward)
+
+
+def _activations(
+    at: str, op: str, attributes: Mapping[str, Any], directions: int
+) -> tuple[str, ...]:
+    """Return the activation of each direction; raise InteropError for other functions."""
+    choices = list(itertools.product(ACTIVATIONS, repeat=directions))
+    supported = [
+        [function for activation in choice for function in functions(op, activation)]
+        for choice in choices
+    ]
+    names = [name.decode().lower() for name in attributes.get("activations", [])]
+    options = SimpleNamespace(activations=names or supported[0])
+    common.check_options(at, options, activations=supported)
+    return choices[supported.index(options.activations)]
+
+
+def _weights(
+    graph: _Nodes, at: str, node: onnx.NodeProto, directions: int
+) -> dict[str, np.ndarray]:
+    """Return a node's W, R, B, which is zeros where it has none, and any P."""
+    inputs = {what: name for what, name in zip(_INPUTS, node.input, strict=False) if name}
+    weights = {
+        what: graph.value(f"{at}: its {what}", inputs[what]) for what in "WRBP" if what in inputs
+    }
+    for weight in weights.values():
+        common.check_dtype(f"{at}: its weights", str(weight.dtype))
+    E, H = (weights[what].shape[-1] if weights[what].ndim else 0 for what in "WR")
+    shapes = operator_shapes(node.op_type, directions, E, H)
+    check_shapes(
+        at,
+        {what: weight.shape for what, weight in weights.items()},
+        {what: shapes[what] for what in weights},
+    )
+    weights.setdefault("B", np.zeros(shapes["B"], weights["W"].dtype))
+    return weights
+
+
+def _layer_class(op: str, attributes: Mapping[str, Any], has_peepholes: bool) -> Any:
+    """Return the class of the layers that an operator with these attributes computes."""
+
+    def computes(operator: Operator) -> bool:
+        if operator.name != op:
+            return False
+        fixed = operator.attributes.items()
+        return all(attributes.get(name, 0) == value for name, value in fixed)
+
+    cls = next(cls for cls, operator in OPERATORS.items() if computes(operator))
+    if cls is cells.LSTMParams and has_peepholes:
+        return cells.PeepholeLSTMParams
+    return cls
 
 
 def operator_shapes(op: str, directions: int, E: int, H: int) -> dict[str, tuple[int, ...]]:
@@ -191,11 +252,12 @@ def layer_from_operator(
     cls: Any, weights: Mapping[str, np.ndarray], **options: Any
 ) -> cells.CellParams:
     """Return a layer, given the weights of one direction: W, R, B and, with peepholes, P."""
-    op, _ = OPERATORS[cls]
+    order = ORDER[OPERATORS[cls].name]
+    W = weights["W"].T
+    U = weights["R"].T
     b, c = np.split(weights["B"], 2)
     if hasattr(cls, "peepholes"):
-        P = weights.get("P")
-        options["p"] = None if P is None else common.reordered(P, PEEPHOLES, cls.peepholes)
-    return common.layer_from_weights(
-        cls, ORDER[op], weights["W"].T, weights["R"].T, b, c, **options
-    )
+        options["p"] = None
+        if "P" in weights:
+            options["p"] = common.reorder_gates(weights["P"], PEEPHOLES, cls.peepholes)
+    return common.layer_from_weights(cls, order, W, U, b, c, **options)

@@ -11,6 +11,8 @@ In a bidirectional module it is (2·L, B, H): for each layer, the forward carry,
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -78,35 +80,46 @@ def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> An
         directions.
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
-    Raises what PyTorch raises for layers that are not all of one kind and size.
+    Raises:
+      RuntimeError: PyTorch's, for layers that are not all of one kind and size.
     """
     torch = import_torch()
     common.check_known(layers, "a PyTorch module")
-    sides = common.directions(layers)
+    stacks = common.directions(layers)
     state: dict[str, Any] = {}
-    for i, level in enumerate(zip(*sides, strict=True)):
-        for p, end in zip(level, ("", "_reverse"), strict=False):
-            state |= {f"{NAMES[n]}_l{i}{end}": torch.from_numpy(w) for n, w in _arrays(p).items()}
-    first = sides[0][0]
-    E, H = sizes(first)
-    options: dict[str, Any] = dict(num_layers=len(sides[0]), bidirectional=len(sides) == 2)
-    if isinstance(first, ProjectedLSTMParams):
-        H, options["proj_size"] = len(first.P), H
-    if isinstance(first, RNNParams):
-        options["nonlinearity"] = first.activation
-        if len({p.activation for side in sides for p in side if isinstance(p, RNNParams)}) > 1:
-            raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
-    modules: dict[type, Any] = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}
-    make = modules.get(type(first), torch.nn.LSTM)
-    with torch.device("meta"):  # no weights are drawn, which would move PyTorch's random generator
-        module = make(E, H, batch_first=batch_first, **options)
+    for i, level in enumerate(zip(*stacks, strict=True)):
+        for p, direction in zip(level, ("", "_reverse"), strict=False):
+            for field, array in _arrays(p).items():
+                state[f"{NAMES[field]}_l{i}{direction}"] = torch.from_numpy(array)
+    module = _empty_module(torch, stacks, batch_first)
     module.load_state_dict(state, assign=True)
     return module
 
 
+def _empty_module(torch: ModuleType, stacks: Sequence[Sequence[Any]], batch_first: bool) -> Any:
+    """Return the module of such layers, without weights."""
+    p = stacks[0][0]
+    E, H = sizes(p)
+    options: dict[str, Any] = dict(num_layers=len(stacks[0]), bidirectional=len(stacks) == 2)
+    if isinstance(p, ProjectedLSTMParams):
+        options["proj_size"] = H
+        H = len(p.P)
+    if isinstance(p, RNNParams):
+        options["nonlinearity"] = p.activation
+        layers = itertools.chain(*stacks)
+        activations = {layer.activation for layer in layers if isinstance(layer, RNNParams)}
+        if len(activations) > 1:
+            raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
+    modules: dict[type, Any] = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}
+    make = modules.get(type(p), torch.nn.LSTM)
+    # No weights are drawn, which would move PyTorch's random generator.
+    with torch.device("meta"):
+        return make(E, H, batch_first=batch_first, **options)
+
+
 def _check_module(torch: ModuleType, module: Any) -> str:
     """Return the name of the module's cell. Raises InteropError if it may compute another."""
-    nn, name = torch.nn, type(module).__name__
+    nn = torch.nn
     if (
         type(module) not in (nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell)
         or module._forward_pre_hooks
@@ -119,8 +132,12 @@ def _check_module(torch: ModuleType, module: Any) -> str:
             "them first by remove_weight_norm, remove_spectral_norm, prune.remove or "
             "parametrize.remove_parametrizations in torch.nn.utils), or the state_dict of one."
         )
-    computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))  # cells lack modes
-    return name.removesuffix("Cell").lower() + "_relu" * computes.lower().endswith("relu")
+    # A module says "RNN_RELU"; a cell, which lacks modes, "relu".
+    computes: str = getattr(module, "mode", getattr(module, "nonlinearity", ""))
+    cell = type(module).__name__.removesuffix("Cell").lower()
+    if computes.lower().endswith("relu"):
+        cell += "_relu"
+    return cell
 
 
 def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,8 +155,8 @@ def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _recurrent(state: Mapping[str, Any]) -> str:
     """Say which parts of a state dict are recurrent modules."""
-    names = (name.rpartition(".") for name in state)
-    parts = dict.fromkeys(part for part, dot, name in names if dot and name.startswith("weight_ih"))
+    paths = [name.rpartition(".") for name in state]
+    parts = dict.fromkeys(part for part, dot, name in paths if dot and name.startswith("weight_ih"))
     return f"its recurrent modules are {', '.join(parts) or 'none'}"
 
 
@@ -147,13 +164,88 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
     """Return the layers with the weights of a module or a cell, by PyTorch's names."""
     shapes: dict[str, tuple[int, ...]]
     shapes = {name: tuple(getattr(weight, "shape", ())) for name, weight in state.items()}
+    module = _module(where, state, shapes, cell)
+    check_shapes(where, shapes, module.shapes())
+
+    options: dict[str, Any] = {}
+    if cell == "rnn_relu":
+        options["activation"] = "relu"
+    layers: list[Any] = []
+    for suffix in module.suffixes:
+        arrays: dict[str, Any]
+        arrays = {field: _array(state[NAMES[field] + suffix]).T for field in module.fields}
+        if "P" in arrays:
+            arrays["P"] = jnp.asarray(arrays["P"])
+        order = ORDERS[module.cls]
+        layers.append(common.layer_from_weights(module.cls, order, **arrays, **options))
+    if module.is_cell:
+        return layers[0]
+    if module.directions == 2:
+        return tuple(layers[::2]), tuple(layers[1::2])
+    return tuple(layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Module:
+    """What a state dict's first shapes and its names tell of a module or a cell.
+
+    Attributes:
+      cls: the class of its layers.
+      fields: those of our fields that a layer has: "WU", maybe with "bc" and "P".
+      suffixes: with which the names of its layers' weights end: "_l0", "_l0_reverse", "_l1", …; of
+        a cell "".
+      directions: 1 or 2.
+      in_features: E of the first layer.
+      out_features: H, or the projection's size.
+      units: those of a gate.
+    """
+
+    cls: type
+    fields: str
+    suffixes: Sequence[str]
+    directions: int
+    in_features: int
+    out_features: int
+    units: int
+
+    @property
+    def is_cell(self) -> bool:
+        return self.suffixes[0] == ""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all weights by PyTorch's names."""
+        rows = len(ORDERS[self.cls]) * self.units
+        shapes: dict[str, tuple[int, ...]] = {}
+        for i, suffix in enumerate(self.suffixes):
+            in_features = self.in_features
+            if i >= self.directions:
+                in_features = self.out_features * self.directions
+            shape_of_field = {
+                "W": (rows, in_features),
+                "U": (rows, self.out_features),
+                "b": (rows,),
+                "c": (rows,),
+                "P": (self.out_features, self.units),
+            }
+            shapes |= {NAMES[field] + suffix: shape_of_field[field] for field in self.fields}
+        return shapes
+
+
+def _module(
+    where: str,
+    state: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    cell: str | None,
+) -> _Module:
+    """Return what the shapes in a state dict tell, if that is the cell that was named."""
     first = "" if "weight_ih" in shapes else "_l0"
-    W, U, P = (shapes.get(f"weight_{part}{first}", ()) for part in ("ih", "hh", "hr"))
+    W = shapes.get(f"weight_ih{first}", ())
+    U = shapes.get(f"weight_hh{first}", ())
+    P = shapes.get(f"weight_hr{first}", ())
     H = U[1] if len(U) == 2 else 0
     units = P[1] if len(P) == 2 else H
-    fits = lambda cls: len(W) == 2 and W[0] == len(ORDERS[cls]) * units > 0
-    kind = next((name for name, cls in KINDS.items() if fits(cls)), None)
-    if kind is None or cell not in (None, kind, *["rnn_relu"] * (kind == "rnn")):
+    kind = _kind(W, units)
+    if kind is None or not _is_cell_of(kind, cell):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
         raise InteropError(
             f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
@@ -164,27 +256,49 @@ def _layers(where: str, state: Mapping[str, Any], cell: str | None) -> Any:
             f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
             'cell="rnn", and if it is ReLU, cell="rnn_relu".'
         )
-    rows, E = W
-    D = 2 if "weight_ih_l0_reverse" in shapes else 1
-    depth = next(i for i in range(1, len(shapes) + 2) if f"weight_ih_l{i}" not in shapes)
-    suffixes = [f"_l{i}{d}" for i in range(depth) for d in ("", "_reverse")[:D]] if first else [""]
-    cls = ProjectedLSTMParams if P and kind == "lstm" else KINDS[kind]
-    fields = "WU" + "bc" * (f"bias_ih{first}" in shapes) + "P" * (cls is ProjectedLSTMParams)
-    want: dict[str, tuple[int, ...]] = {}
-    for i, suffix in enumerate(suffixes):
-        takes = E if i < D else H * D
-        of = {"W": (rows, takes), "U": (rows, H), "b": (rows,), "c": (rows,), "P": (H, units)}
-        want |= {NAMES[field] + suffix: of[field] for field in fields}
-    check_shapes(where, shapes, want)
-    others: dict[str, Any] = {"activation": "relu"} if cell == "rnn_relu" else {}
-    layers = []
-    for suffix in suffixes:
-        arrays: dict[str, Any] = {n: _array(state[NAMES[n] + suffix]).T for n in fields}
-        arrays |= {"P": jnp.asarray(arrays["P"])} if "P" in fields else {}
-        layers.append(common.layer_from_weights(cls, ORDERS[cls], **arrays, **others))
-    if not first:
-        return layers[0]
-    return (tuple(layers[::2]), tuple(layers[1::2])) if D == 2 else tuple(layers)
+    cls = KINDS[kind]
+    fields = "WU"
+    if f"bias_ih{first}" in shapes:
+        fields += "bc"
+    if P and kind == "lstm":
+        cls = ProjectedLSTMParams
+        fields += "P"
+    directions = 2 if "weight_ih_l0_reverse" in shapes else 1
+    return _Module(
+        cls=cls,
+        fields=fields,
+        suffixes=_suffixes(shapes, directions),
+        directions=directions,
+        in_features=W[1],
+        out_features=H,
+        units=units,
+    )
+
+
+def _kind(W: tuple[int, ...], units: int) -> str | None:
+    """Return the name of the cell whose W has this shape."""
+    if len(W) != 2 or units == 0:
+        return None
+    for name, cls in KINDS.items():
+        if W[0] == len(ORDERS[cls]) * units:
+            return name
+    return None
+
+
+def _is_cell_of(kind: str, cell: str | None) -> bool:
+    """Return whether a `cell` that was passed is of this kind."""
+    return cell is None or cell == kind or (kind == "rnn" and cell == "rnn_relu")
+
+
+def _suffixes(shapes: Mapping[str, Any], directions: int) -> list[str]:
+    """Return how the names of the weights of each layer end; of a cell, they end at once."""
+    if "weight_ih" in shapes:
+        return [""]
+    depth = 1
+    while f"weight_ih_l{depth}" in shapes:
+        depth += 1
+    ends = ("", "_reverse")[:directions]
+    return [f"_l{i}{end}" for i in range(depth) for end in ends]
 
 
 def _array(weight: Any) -> np.ndarray:
@@ -192,14 +306,16 @@ def _array(weight: Any) -> np.ndarray:
     common.check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
     if hasattr(weight, "detach"):
         weight = weight.detach().cpu().numpy()
-    return np.array(as_array("a weight", weight))  # JAX may share the memory, PyTorch write to it
+    # A copy: JAX may share the memory, and PyTorch write to it.
+    return np.array(as_array("a weight", weight))
 
 
 def _arrays(p: Any) -> dict[str, np.ndarray]:
     """Return one layer's arrays by the names of our fields, (out, in) as PyTorch's."""
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
     options = ("activation",) if isinstance(p, RNNParams) else ()
-    sides = common.sides(p, common.counterpart(p, ORDERS, has, *options))
-    arrays = dict(zip("WUbc", sides, strict=True))
-    arrays |= {"P": p.P} if isinstance(p, ProjectedLSTMParams) else {}
-    return {name: np.array(np.asarray(w).T, order="C") for name, w in arrays.items()}
+    order = common.counterpart(p, ORDERS, has, *options)
+    arrays = common.weights_in_order(p, order)._asdict()
+    if isinstance(p, ProjectedLSTMParams):
+        arrays["P"] = p.P
+    return {name: np.array(np.asarray(array).T, order="C") for name, array in arrays.items()}
