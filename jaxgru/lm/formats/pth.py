@@ -29,7 +29,7 @@ from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
 from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.lm.formats import open_model
-from jaxgru.lm.formats.metadata import check_options, check_size, checked
+from jaxgru.lm.formats.metadata import as_tensors, check_options, check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 
 
@@ -160,7 +160,7 @@ def save_pth(
         for name, leaf in leaves.items()
         if name.endswith(".c")
     }
-    tensors = checked(where, second_biases | flatten(params), leaves)
+    tensors = as_tensors(where, second_biases | flatten(params), leaves)
     check_options(where, params, like)
     torch = import_torch()
     state_dict = {
@@ -212,7 +212,7 @@ def _load(path: Path) -> tuple[Params, ModelConfig, dict[str, Any]]:
         config = dataclasses.replace(layout.config, **sizes)
     like = _like(config, layout)
     names = _names(layout, like)
-    arrays = checked(where, arrays, jax.eval_shape(lambda t: _split(t, names), flatten(like)))
+    arrays = as_tensors(where, arrays, jax.eval_shape(lambda t: _split(t, names), flatten(like)))
     array = lambda ours, name: _turned(ours, arrays[name])
     leaves = {
         ours: jax.device_put(np.concatenate([array(ours, name) for name in theirs], axis=-1))
