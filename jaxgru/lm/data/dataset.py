@@ -224,9 +224,12 @@ def reads_newlines(data: DataConfig, tokenizer: Tokenizer | type[Tokenizer]) -> 
     in the vocabulary. A vocabulary has it only if it was learned from a text that kept it, as each
     text was before there was data.line_ends.
     """
-    of_texts_with_returns = "\r" in getattr(tokenizer, "pieces", ())  # a class has none yet
-    keeps_returns = of_texts_with_returns or "\r" in separator(data.unit)
-    return data.line_ends == "newlines" and not tokenizer.reads_bytes and not keeps_returns
+    if data.line_ends == "unchanged" or tokenizer.reads_bytes:
+        return False
+    # A class, whose tokenizer is still to be learned, has no pieces.
+    vocabulary_has_returns = "\r" in getattr(tokenizer, "pieces", ())
+    unit_has_returns = "\r" in separator(data.unit)
+    return not vocabulary_has_returns and not unit_has_returns
 
 
 def _load_corpora(

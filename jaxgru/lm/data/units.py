@@ -19,7 +19,8 @@ from jaxtyping import Bool, Int
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 
-RECORD_SEPARATOR = "\x1e"  # of ASCII, U+001E
+RECORD_SEPARATOR = "\x1e"
+"""ASCII's record separator, U+001E."""
 
 
 def separator(unit: str) -> str:
