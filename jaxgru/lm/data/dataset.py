@@ -112,7 +112,7 @@ def _tokenizer_of_file(data: DataConfig) -> Tokenizer:
 
 
 def _units_of_texts(data: DataConfig, corpora: list[Corpus]) -> list[list[str]]:
-    """Return each text's units; none of any text if texts are not read in units."""
+    """Return a list of units for each text; no lists if the texts are not read in units."""
     if not data.unit:
         return []
     units = [split_units(corpus.text, data.unit) for corpus in corpora]
