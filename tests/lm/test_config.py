@@ -18,7 +18,7 @@ from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm import config as configs
 from jaxgru.lm.config import Config, ConfigError, DataConfig, ModelConfig, TrainingConfig
 from jaxgru.lm.config.reading import config_dir, config_names, from_dict, load_config, to_dict
-from jaxgru.lm.config.sections import FIELDS, dotted_names
+from jaxgru.lm.config.sections import FIELD_OF_KEYWORD, dotted_names
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
 from study.records import PublishedResults, load_published
@@ -182,7 +182,8 @@ class TestRefusals:
 
     def test_every_field_of_a_model_is_used(self):
         """An option that no cell takes would be dropped in silence."""
-        keywords = {FIELDS.get(key, key) for cell in CELLS for key in options_of_cell(cell)}
+        keys = {key for cell in CELLS for key in options_of_cell(cell)}
+        keywords = {FIELD_OF_KEYWORD.get(key, key) for key in keys}
         others = {"cell", "vocab_size", "embedding_dim", "hidden_dim", "num_layers", "final_norm"}
         others |= {"tied_embedding"}
         assert {field.name for field in dataclasses.fields(ModelConfig)} - others <= keywords

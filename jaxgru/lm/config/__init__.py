@@ -29,7 +29,24 @@ from jaxgru.lm.config.sections import (
 )
 
 __all__ = [
-    "OWNERS", "SECTIONS", "Config", "ConfigError", "DataConfig", "ModelConfig", "TrainingConfig",
-    "about", "choices", "config_dir", "config_names", "default_value", "dotted_names",
-    "field_types", "field_value", "from_dict", "load_config", "override", "parse_toml", "to_dict",
-]  # fmt: skip
+    "OWNERS",
+    "SECTIONS",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "ModelConfig",
+    "TrainingConfig",
+    "about",
+    "choices",
+    "config_dir",
+    "config_names",
+    "default_value",
+    "dotted_names",
+    "field_types",
+    "field_value",
+    "from_dict",
+    "load_config",
+    "override",
+    "parse_toml",
+    "to_dict",
+]

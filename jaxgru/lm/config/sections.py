@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import encodings
 import functools
+import inspect
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -29,7 +30,7 @@ from jaxgru.lm.config.fields import (
 )
 from jaxgru.lm.data.tokenizers import TOKENIZERS
 
-FIELDS = {"init": "initial_weights"}
+FIELD_OF_KEYWORD = {"init": "initial_weights"}
 """A keyword of the function that draws a cell → the field of `model`, where it is another."""
 
 OWNERS = {
@@ -40,15 +41,18 @@ OWNERS = {
 }
 """A field that is only for one value of another field → that field and that value."""
 
-MAX_NAME = 200  # characters of a config's name, which is also the name of a folder
+MAX_NAME = 200
+"""The most characters of a config's name, which is also the name of a folder."""
 
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
     """The model: all that decides its parameters, and nothing else.
 
-    `jaxgru train --help` says what the fields of all three sections mean. Raises ConfigError where
-    a value is of another type, out of bounds, unknown, or does not fit the others.
+    `jaxgru train --help` says what the fields of all three sections mean.
+
+    Raises:
+      ConfigError: a value is of another type, out of bounds, unknown, or does not fit the others.
     """
 
     section = "model"
@@ -89,27 +93,48 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        accepted, options = options_of_cell(self.cell), self.cell_options()
-        others = {key for cell in CELLS for key in options_of_cell(cell)} - accepted.keys()
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        names = sorted(defaults.keys() & {FIELDS.get(key, key) for key in others})
-        if foreign := [name for name in names if getattr(self, name) != defaults[name]]:
-            seen = [f"model.{name} is {shown(getattr(self, name))}" for name in foreign]
-            remedy = [f"--model.{name} {getattr(ModelConfig, name)}".lower() for name in foreign]
-            raise ConfigError(
-                f"{' and '.join(seen)}, but this cell is {self.cell}, which has no such option; "
-                f"drop it, or give {' '.join(remedy)}."
-            )
-        for name, parameter in accepted.items():
-            if parameter.default is parameter.empty and name not in options and name in defaults:
-                raise ConfigError(
-                    f"model.{name} is 0; it must be at least 1, because this cell is {self.cell}."
-                )
+        self._check_foreign_options()
+        self._check_required_options()
         try:
             layer = self.layer_shapes()
-        except UserError as error:  # two options that do not go together
+        except UserError as error:
+            # Two options do not go together.
             raise ConfigError(f"model.{error}") from None
-        if self.tied_embedding and self.embedding_dim != (H := sizes(layer)[1]):
+        if self.tied_embedding:
+            self._check_tied_embedding(layer)
+
+    def _check_foreign_options(self) -> None:
+        """Raise ConfigError where an option is set that only other cells have."""
+        fields = {field for cell in CELLS for field in _fields_by_keyword(cell).values()}
+        foreign = fields - set(_fields_by_keyword(self.cell).values())
+        changed = [
+            field
+            for field in sorted(foreign)
+            if getattr(self, field) != getattr(ModelConfig, field)
+        ]
+        if not changed:
+            return
+        values = [f"model.{field} is {shown(getattr(self, field))}" for field in changed]
+        remedies = [f"--model.{field} {getattr(ModelConfig, field)}".lower() for field in changed]
+        raise ConfigError(
+            f"{' and '.join(values)}, but this cell is {self.cell}, which has no such option; "
+            f"drop it, or give {' '.join(remedies)}."
+        )
+
+    def _check_required_options(self) -> None:
+        """Raise ConfigError where an option is 0 for which the cell has no default."""
+        parameters = options_of_cell(self.cell)
+        options = self.cell_options()
+        for keyword, field in _fields_by_keyword(self.cell).items():
+            is_required = parameters[keyword].default is inspect.Parameter.empty
+            if is_required and keyword not in options:
+                raise ConfigError(
+                    f"model.{field} is 0; it must be at least 1, because this cell is {self.cell}."
+                )
+
+    def _check_tied_embedding(self, layer: CellParams) -> None:
+        _, H = sizes(layer)
+        if self.embedding_dim != H:
             raise ConfigError(
                 f"model.tied_embedding is True, so model.embedding_dim must be {H}, the size of a "
                 f"layer's output, and not {self.embedding_dim}."
@@ -117,9 +142,8 @@ class ModelConfig(Section):
 
     def cell_options(self) -> dict[str, Any]:
         """Return the keywords for the function that draws the cell; a number 0 is left to it."""
-        fields = {field.name for field in dataclasses.fields(self)}
-        names = {key: FIELDS.get(key, key) for key in options_of_cell(self.cell)}
-        options = {key: getattr(self, name) for key, name in names.items() if name in fields}
+        fields = _fields_by_keyword(self.cell)
+        options = {keyword: getattr(self, field) for keyword, field in fields.items()}
         return {key: value for key, value in options.items() if value or value is False}
 
     def layer_shapes(self) -> CellParams:
@@ -127,17 +151,30 @@ class ModelConfig(Section):
         return _layer_shapes(CELLS[self.cell], self.hidden_dim, *self.cell_options().items())
 
 
-@functools.cache  # every override makes a config anew
+def _fields_by_keyword(cell: str) -> dict[str, str]:
+    """Return the options of a cell that `model` sets: the keyword → the field."""
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    by_keyword = {key: FIELD_OF_KEYWORD.get(key, key) for key in options_of_cell(cell)}
+    return {key: field for key, field in by_keyword.items() if field in fields}
+
+
+# Every override makes a config anew.
+@functools.cache
 def _layer_shapes(init: Init, hidden_dim: int, *options: tuple[str, Any]) -> CellParams:
     return jax.eval_shape(lambda: init(jax.random.key(0), 1, hidden_dim, **dict(options)))
 
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """The data: which tokens a model sees. Raises as `ModelConfig`."""
+    """The data: which tokens a model sees.
+
+    Raises:
+      ConfigError: as for `ModelConfig`.
+    """
 
     section = "data"
-    corpus: str = setting(  # a run knows its text by the SHA-256, wherever it lies
+    # A run knows its text by the SHA-256, wherever it lies.
+    corpus: str = setting(
         "tiny_shakespeare",
         "tiny_shakespeare, a text file (may be .gz), a folder of files, a pattern such as "
         "src/**/*.py, or - for standard input",
@@ -194,7 +231,8 @@ class DataConfig(Section):
                 f"data.min_count is {self.min_count}; only a vocabulary of {' or '.join(kinds)} "
                 "that is learned takes one."
             )
-        codec = encodings.search_function(self.encoding.lower())  # one of Python's own
+        # This finds Python's own codecs, and none that another package registers.
+        codec = encodings.search_function(self.encoding.lower())
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(
                 f"data.encoding is {shown(self.encoding)}; it must be one of Python's, such as "
@@ -208,7 +246,11 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(Section):
-    """How a model is trained. Raises as `ModelConfig`."""
+    """How a model is trained.
+
+    Raises:
+      ConfigError: as for `ModelConfig`.
+    """
 
     section = "training"
     epochs: int = from_one(10, "number of epochs")
@@ -303,7 +345,11 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run needs; `name` is also the name of its run folder. Raises ConfigError."""
+    """Everything a run needs; `name` is also the name of its run folder.
+
+    Raises:
+      ConfigError: the name is none of a folder, or a value does not fit those of other sections.
+    """
 
     name: str = "custom"
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -317,20 +363,22 @@ class Config:
                 f"name is {shown(self.name)}; it names a folder, so it must be at most {MAX_NAME} "
                 "letters, digits, '_', '-' and '.', and begin with neither '-' nor '.'."
             )
-        can_drop = not self.training.weight_drop or has_recurrent_weights(self.model.layer_shapes())
         is_stack = self.model.num_layers > 1
         self._check_use("training.between_dropout", is_stack, "more than one layer")
-        self._check_use("training.weight_drop", can_drop, "cells with recurrent matrices")
+        if self.training.weight_drop:
+            has_matrices = has_recurrent_weights(self.model.layer_shapes())
+            self._check_use("training.weight_drop", has_matrices, "cells with recurrent matrices")
         for name, (owner, value) in OWNERS.items():
             self._check_use(name, field_value(self, owner) == value, f"{value} ({owner})")
 
     def _check_use(self, name: str, is_useful: bool, of: str) -> None:
+        """Raise ConfigError where a field is set that is only for `of`, which is not there."""
         value = field_value(self, name)
         if not is_useful and value != default_value(name):
             raise ConfigError(f"{name} is {value}, but it is only for {of}.")
 
 
-SECTIONS = {s.section: s for s in (ModelConfig, DataConfig, TrainingConfig)}
+SECTIONS = {cls.section: cls for cls in (ModelConfig, DataConfig, TrainingConfig)}
 
 
 def dotted_names(*roles: Role) -> list[str]:

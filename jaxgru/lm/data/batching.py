@@ -40,29 +40,38 @@ def stream_windows(
 
     Returns inputs, targets, and whether these are the first windows of the streams.
     """
-    length = (tokens.shape[0] - 1) // batch_size  # predictions in a stream
-    windows_per_pass = length // sequence_length
-    window = step.astype(int) % windows_per_pass  # the dtype of `arange`
-    starts = length * jnp.arange(batch_size)[:, None] + sequence_length * window
-    places = starts + jnp.arange(sequence_length + 1)[None]
+    N = tokens.shape[0]
+    stream_length = (N - 1) // batch_size
+    windows_per_pass = stream_length // sequence_length
+    # `int` is the dtype of `arange`.
+    window = step.astype(int) % windows_per_pass
+    starts = stream_length * jnp.arange(batch_size)[:, None] + sequence_length * window
+    indices = starts + jnp.arange(sequence_length + 1)[None]
     if key is not None:
-        N, of_pass = tokens.shape[0], jax.random.fold_in(key, step // windows_per_pass)
-        places = (places - jax.random.randint(of_pass, (), 0, N)) % N  # N + N may exceed 32 bits
-    parts = tokens[places]
+        pass_key = jax.random.fold_in(key, step // windows_per_pass)
+        # A sum, of up to N + N, may exceed 32 bits; a difference does not.
+        indices = (indices - jax.random.randint(pass_key, (), 0, N)) % N
+    parts = tokens[indices]
     return parts[:, :-1], parts[:, 1:], window == 0
 
 
 def unit_starts(inputs: Int[Array, "*n"], end: int | None) -> Bool[Array, "*n"] | None:
     """Return where the state is reset: before each end-of-unit token; None if there is none."""
-    return None if end is None else inputs == end
+    if end is None:
+        return None
+    return inputs == end
 
 
 def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:
     """Raise UserError if there are too few tokens for one batch of crops or streams."""
-    T, B = training.sequence_length, training.rows_per_step
-    least, what = T + 2, f"sequences of {T}"
+    T = training.sequence_length
+    B = training.rows_per_step
     if batches == "streams":
-        least, what = B * T + 1, f"{B} streams of sequences of {T}"
+        least = B * T + 1
+        what = f"{B} streams of sequences of {T}"
+    else:
+        least = T + 2
+        what = f"sequences of {T}"
     if num_tokens < least:
         raise UserError(
             f"{name} has {counted(num_tokens, 'token')}, but {what} need at least {least}; add "
@@ -71,7 +80,11 @@ def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: 
 
 
 def as_text(tokens: Int[AnyArray, "N"], vocab_size: int) -> Int[AnyArray, "N"]:
-    """Return a text's tokens. Raises what `as_sequence` raises; UserError for fewer than 2."""
+    """Return a text's tokens.
+
+    Raises:
+      UserError: there are fewer than 2, or `as_sequence` does not take them.
+    """
     tokens = as_sequence("tokens", tokens, vocab_size)
     if len(tokens) < 2:
         raise UserError(f"a loss needs at least 2 tokens, not {len(tokens)}.")
@@ -86,11 +99,13 @@ def windows(
     Returns inputs and targets. Windows are in order, row by row and batch by batch, so the first
     N − 1 entries are the text's predictions in order, and the rest is padding with zeros.
     """
-    n = tokens.shape[0] - 1
-    num_batches = -(-n // (window * batch_size))
-    pad = (0, num_batches * batch_size * window - n)
+    num_predictions = tokens.shape[0] - 1
+    num_batches = -(-num_predictions // (window * batch_size))
     shape = (num_batches, batch_size, window)
-    return jnp.pad(tokens[:-1], pad).reshape(shape), jnp.pad(tokens[1:], pad).reshape(shape)
+    pad = (0, num_batches * batch_size * window - num_predictions)
+    inputs = jnp.pad(tokens[:-1], pad).reshape(shape)
+    targets = jnp.pad(tokens[1:], pad).reshape(shape)
+    return inputs, targets
 
 
 def power_of_two(number: int) -> int:

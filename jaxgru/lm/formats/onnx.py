@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +40,12 @@ def save_onnx(
 ) -> None:
     """Write a whole model into one .onnx file, which `load_onnx` reads back bit for bit.
 
-    Its arguments are as for `save_safetensors`. Raises as that does, and InteropError where the
-    model cannot be exported (see `to_onnx`).
+    Its arguments are as for `save_safetensors`.
+
+    Raises:
+      UserError: as `save_safetensors`.
+      OSError: as `save_safetensors`.
+      InteropError: the model cannot be exported: see `to_onnx`.
     """
     _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)
@@ -52,62 +57,103 @@ def load_onnx(path: str | Path) -> tuple[Params, Config, Tokenizer]:
     """Load a file that `save_onnx` wrote.
 
     Its weights and metadata are read and checked, its nodes are not. Files that it refers to, as
-    the format allows, are not opened. Raises as `lm.load`.
+    the format allows, are not opened.
+
+    Raises:
+      UserError: as `lm.load`.
     """
-    where, metadata, stored = _contents(path)
-
-    def array(name: str, *shape: int) -> np.ndarray:
-        tensor = stored.get(name, TensorProto())
-        have = tensor.data_type, tuple(tensor.dims), len(tensor.raw_data)
-        if have != (TensorProto.FLOAT, shape, 4 * math.prod(shape)):
-            raise InteropError(f"{where}: {name} must be a float32 tensor {shape} in the file.")
-        return np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
-
-    def layer(i: int, p: CellParams) -> CellParams:
-        (E, H), at = sizes(p), f"layers.{i}."
-        if not has_operator(p):
-            weights = {name: array(at + name, *leaf.shape) for name, leaf in flatten(p).items()}
-            return unflatten(p, weights)
-        op, _ = OPERATORS[type(p)]
-        shapes = operator_shapes(op, 1, E, H)
-        if getattr(p, "p", None) is None:
-            del shapes["P"]
-        stored_weights = {what: array(at + what, *shape)[0] for what, shape in shapes.items()}
-        made = layer_from_operator(type(p), stored_weights, **options_of(p))
-        return made.replace(c=None) if getattr(p, "c", made) is None else made
-
-    def read(like: Params) -> dict[str, np.ndarray]:
-        check_layers(like.layers)
-        layers = {"layers": tuple(layer(i, p) for i, p in enumerate(like.layers))}
-        others = flatten(dataclasses.replace(like, layers=()))
-        tensors = {name: array(name, *leaf.shape) for name, leaf in others.items()}
-        return tensors | {name: np.asarray(leaf) for name, leaf in flatten(layers).items()}
-
-    return unpack(where, metadata, read)
+    content = _read(path)
+    return unpack(content.where, content.metadata, content.tensors)
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:
-    """Return the metadata in such a file. Raises as `load_onnx`."""
-    return _contents(path)[1]
+    """Return the metadata in such a file.
+
+    Raises:
+      UserError: as `load_onnx`.
+    """
+    return _read(path).metadata
 
 
-def _contents(path: str | Path) -> tuple[str, dict[str, str], dict[str, TensorProto]]:
-    """Return how an error begins, and a file's metadata and constants. Raises InteropError."""
+class _Content(NamedTuple):
+    """What is in a file: its metadata, and its graph's constants by name.
+
+    `where` begins an error's message.
+    """
+
+    where: str
+    metadata: dict[str, str]
+    constants: dict[str, TensorProto]
+
+    def tensors(self, like: Params) -> dict[str, np.ndarray]:
+        """Return the model's tensors, given its parameters as shapes."""
+        check_layers(like.layers)
+        layers = {"layers": tuple(self._layer(i, layer) for i, layer in enumerate(like.layers))}
+        others = flatten(dataclasses.replace(like, layers=()))
+        tensors = {name: self._array(name, *leaf.shape) for name, leaf in others.items()}
+        for name, leaf in flatten(layers).items():
+            tensors[name] = np.asarray(leaf)
+        return tensors
+
+    def _layer(self, i: int, like: CellParams) -> CellParams:
+        """Return layer number i, given it as shapes."""
+        prefix = f"layers.{i}."
+        if not has_operator(like):
+            weights = {
+                name: self._array(prefix + name, *leaf.shape)
+                for name, leaf in flatten(like).items()
+            }
+            return unflatten(like, weights)
+        E, H = sizes(like)
+        op, _ = OPERATORS[type(like)]
+        shapes = operator_shapes(op, 1, E, H)
+        if getattr(like, "p", None) is None:
+            del shapes["P"]
+        # The first axis is that of the operator's directions.
+        weights = {name: self._array(prefix + name, *shape)[0] for name, shape in shapes.items()}
+        layer = layer_from_operator(type(like), weights, **options_of(like))
+        # The operator has second biases in any case.
+        if hasattr(like, "c") and like.c is None:
+            return layer.replace(c=None)
+        return layer
+
+    def _array(self, name: str, *shape: int) -> np.ndarray:
+        """Return a constant. Its data has to be in the file, and of this shape."""
+        tensor = self.constants.get(name, TensorProto())
+        is_float32 = tensor.data_type == TensorProto.FLOAT
+        has_shape = tuple(tensor.dims) == shape
+        is_whole = len(tensor.raw_data) == 4 * math.prod(shape)
+        if not (is_float32 and has_shape and is_whole):
+            raise InteropError(
+                f"{self.where}: {name} must be a float32 tensor {shape} in the file."
+            )
+        return np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
+
+
+def _read(path: str | Path) -> _Content:
+    """Return what is in a file.
+
+    Raises:
+      InteropError: it cannot be read, or is not a model of this library.
+    """
     where = f"{path} cannot be used"
     with open_model(path) as file:
         model = parsed(where, file.read())
-    # protobuf gives bytes where a text is not UTF-8
+    # protobuf gives bytes where a text is not UTF-8.
     metadata = {entry.key: str(entry.value) for entry in model.metadata_props}
     check_format(where, metadata)
-    return where, metadata, {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    return _Content(where, metadata, constants)
 
 
 def to_onnx(params: Params) -> onnx.ModelProto:
     """Convert a model to a graph that computes `jaxgru.lm.apply`, without dropout and resets.
 
     A token outside the vocabulary, for which `apply` gives NaN, is an error there, but the last
-    tokens can also be called −1, −2, …. Raises as `jaxgru.libraries.onnx.to_onnx`, which converts
-    layers alone.
+    tokens can also be called −1, −2, ….
+
+    Raises:
+      InteropError: as `jaxgru.libraries.onnx.to_onnx`, which converts layers alone.
     """
     common.check_known(params, "an ONNX graph")
     check_layers(params.layers)
@@ -119,10 +165,15 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     x = graph.node("Gather", embedding, tokens)
     x = graph.transpose(add_layers(graph, [params.layers], x), 1, 0, 2)
     if params.norm is not None:
-        norm = [graph.constant(f"norm.{name}", w) for name, w in vars(params.norm).items()]
+        norm = [
+            graph.constant(f"norm.{name}", weight) for name, weight in vars(params.norm).items()
+        ]
         x = graph.node("LayerNormalization", x, *norm, axis=-1, epsilon=1e-5)
-    tied = params.head.Wo is None
-    Wo = graph.transpose(embedding, 1, 0) if tied else graph.constant("head.Wo", params.head.Wo)
+    if params.head.Wo is None:
+        Wo = graph.transpose(embedding, 1, 0)
+    else:
+        Wo = graph.constant("head.Wo", params.head.Wo)
     x = graph.node("MatMul", x, Wo)
-    graph.node("Add", x, graph.constant("head.bo", params.head.bo), outputs=["logits"])
+    bo = graph.constant("head.bo", params.head.bo)
+    graph.node("Add", x, bo, outputs=["logits"])
     return graph.model()

@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -35,57 +35,87 @@ def save_safetensors(
     The same model always gives the same file. Of the paths in the config, only the names of files
     are kept: see `metadata.pack`.
 
-    `text_sha256` is as for `lm.save`. Raises as `lm.save`, and InteropError where the parameters
-    are not float32.
+    Args:
+      text_sha256: as for `lm.save`.
+
+    Raises:
+      UserError: as `lm.save`.
+      OSError: as `lm.save`.
+      InteropError: the parameters are not float32.
     """
     tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     write_bytes(Path(path), _to_bytes(tensors, metadata))
 
 
 def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
-    """Load a file that `save_safetensors` wrote. Raises as `lm.load`."""
-    with _opened(path) as (where, file, metadata):
+    """Load a file that `save_safetensors` wrote.
+
+    Raises:
+      UserError: as `lm.load`.
+    """
+    with _open(path) as content:
+        file = content.file
+        # NumPy lacks some of the dtypes, so this comes before the tensors are read.
         for name in file.keys():
-            if (dtype := file.get_slice(name).get_dtype()) != "F32":  # NumPy lacks some
-                raise InteropError(f"{where}: {name} is {dtype}; it must be F32, float32.")
-        read = lambda like: {name: file.get_tensor(name) for name in file.keys()}
-        return unpack(where, metadata, read)
+            dtype = file.get_slice(name).get_dtype()
+            if dtype != "F32":
+                raise InteropError(f"{content.where}: {name} is {dtype}; it must be F32, float32.")
+        return unpack(content.where, content.metadata, lambda _: _tensors(file))
 
 
 def metadata_of(path: str | Path) -> dict[str, str]:
-    """Return the metadata in such a file, without its tensors. Raises as `lm.load`."""
-    with _opened(path) as (_, _, metadata):
-        return metadata
+    """Return the metadata in such a file, without its tensors.
+
+    Raises:
+      UserError: as `lm.load`.
+    """
+    with _open(path) as content:
+        return content.metadata
+
+
+class _Content(NamedTuple):
+    """An open file: how an error begins, the file in `safetensors`, and its metadata."""
+
+    where: str
+    file: Any
+    metadata: dict[str, str]
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Generator[tuple[str, Any, dict[str, str]]]:
-    """Yield how an error begins, a file open in `safetensors`, and its metadata.
+def _open(path: str | Path) -> Generator[_Content]:
+    """Open a file.
 
-    Raises InteropError where it cannot be read, or is not a model of this library.
+    Raises:
+      InteropError: it cannot be read, or is not a model of this library.
     """
     where = f"{path} cannot be used"
     try:
-        # safe_open calls every failure "No such file"
+        # `safe_open` calls every failure "No such file"; `open_model` says what it is.
         with open_model(path), safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             check_format(where, metadata)
-            yield where, file, metadata
+            yield _Content(where, file, metadata)
     except SafetensorError as error:
         raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
+
+
+def _tensors(file: Any) -> dict[str, np.ndarray]:
+    return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def _to_bytes(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """Return the file: the header's length, the header in JSON, the data.
 
-    The library writes the metadata in another order each time.
+    `safetensors` itself writes the metadata in another order each time.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
+    start = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
+        end = start + tensor.nbytes
         header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    # With these spaces, the data is aligned.
+    text += b" " * (-len(text) % 8)
     data = [tensor.astype("<f4", copy=False).tobytes() for tensor in tensors.values()]
     return b"".join([struct.pack("<Q", len(text)), text, *data])

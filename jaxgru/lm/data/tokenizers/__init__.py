@@ -19,13 +19,35 @@ from jaxgru.lm.data.tokenizers.words import WordTokenizer
 from jaxgru.lm.files import damage_as, write_bytes
 
 __all__ = [
-    "CORPUS_TOKENIZERS", "SPACE", "TOKENIZERS", "ByteTokenizer", "CharacterTokenizer", "Chunk",
-    "SentencePieceTokenizer", "Start", "SubwordTokenizer", "Tokenizer", "TokenizerError", "Tokens",
-    "WordTokenizer", "learn_tokenizer", "load_tokenizer", "read_tokenizer", "register_tokenizer",
-    "save_tokenizer", "saved_bytes", "tokenizer_from_bytes",
-]  # fmt: skip
+    "CORPUS_TOKENIZERS",
+    "SPACE",
+    "TOKENIZERS",
+    "ByteTokenizer",
+    "CharacterTokenizer",
+    "Chunk",
+    "SentencePieceTokenizer",
+    "Start",
+    "SubwordTokenizer",
+    "Tokenizer",
+    "TokenizerError",
+    "Tokens",
+    "WordTokenizer",
+    "learn_tokenizer",
+    "load_tokenizer",
+    "read_tokenizer",
+    "register_tokenizer",
+    "save_tokenizer",
+    "saved_bytes",
+    "tokenizer_from_bytes",
+]
 
-CLASSES = CharacterTokenizer, SubwordTokenizer, SentencePieceTokenizer, ByteTokenizer, WordTokenizer
+CLASSES = (
+    CharacterTokenizer,
+    SubwordTokenizer,
+    SentencePieceTokenizer,
+    ByteTokenizer,
+    WordTokenizer,
+)
 TOKENIZERS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in CLASSES}
 """The class of each kind, by the name that `data.tokenizer` gives it."""
 
@@ -37,7 +59,10 @@ def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
     """Make your own kind of tokenizer known; usable as a decorator of its class.
 
     In every process that registers it, configs may then name it, and files that hold it can be
-    saved and loaded. Raises TokenizerError where another class has this kind or this file name.
+    saved and loaded.
+
+    Raises:
+      TokenizerError: another class has this kind or this file name.
     """
     for other in TOKENIZERS.values():
         if cls.kind == other.kind or cls.file_name == other.file_name:
@@ -53,21 +78,29 @@ def register_tokenizer(cls: type[Tokenizer]) -> type[Tokenizer]:
 def learn_tokenizer(kind: str, text: str, vocab_size: int, min_count: int = 1) -> Tokenizer:
     """Learn a tokenizer of a text: `Tokenizer.learn` of one of TOKENIZERS.
 
-    Raises TokenizerError where the text cannot be learned from, or not with that vocab_size.
+    Raises:
+      TokenizerError: the text cannot be learned from, or not with that vocab_size.
     """
     return TOKENIZERS[kind].learn(text, vocab_size, min_count)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer into a run folder. Raises what `saved_bytes` raises, and OSError."""
-    data = saved_bytes(tokenizer)  # first: it says what is no tokenizer
+    """Write the tokenizer into a run folder.
+
+    Raises:
+      TokenizerError: as `saved_bytes`.
+      OSError: the file cannot be written.
+    """
+    # What is no tokenizer has no file_name, either, so this comes first.
+    data = saved_bytes(tokenizer)
     write_bytes(folder / tokenizer.file_name, data)
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
     """Return the bytes from which `tokenizer_from_bytes` makes the same tokenizer.
 
-    Raises TokenizerError if it could not, or if the tokenizer's class is not registered.
+    Raises:
+      TokenizerError: it could not, or the tokenizer's class is not registered.
     """
     if type(tokenizer) not in TOKENIZERS.values():
         classes = ", ".join(cls.__name__ for cls in TOKENIZERS.values())
@@ -81,7 +114,11 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a run folder. Raises TokenizerError if it cannot be read."""
+    """Load the tokenizer of a run folder.
+
+    Raises:
+      TokenizerError: there is none, or it cannot be read.
+    """
     names = [cls.file_name for cls in TOKENIZERS.values()]
     for name in names:
         if (folder / name).is_file():
@@ -93,15 +130,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer from a file, which may have another name than in a run folder.
 
     Such a file is tried as each kind with its suffix: a .model is read as subwords if it loses
-    nothing, and otherwise as sentencepiece. Raises TokenizerError if it cannot be read.
+    nothing, and otherwise as sentencepiece.
+
+    Raises:
+      TokenizerError: it cannot be read.
     """
-    kinds = [cls for cls in TOKENIZERS.values() if cls.file_name == path.name]
-    kinds = kinds or [c for c in TOKENIZERS.values() if Path(c.file_name).suffix == path.suffix]
+    classes = [cls for cls in TOKENIZERS.values() if cls.file_name == path.name]
+    if not classes:
+        classes = [cls for cls in TOKENIZERS.values() if Path(cls.file_name).suffix == path.suffix]
     try:
         data = path.read_bytes()
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}.") from error
-    for cls in kinds:
+    for cls in classes:
         with contextlib.suppress(TokenizerError):
             return tokenizer_from_bytes(cls.kind, data)
     raise TokenizerError(
@@ -111,11 +152,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_from_bytes(kind: str, data: bytes) -> Tokenizer:
-    """Return the tokenizer of this kind whose `to_bytes` returned the data."""
+    """Return the tokenizer of this kind whose `to_bytes` returned the data.
+
+    Raises:
+      TokenizerError: there is no such kind, or the data is broken.
+    """
     cls = TOKENIZERS.get(kind)
     if cls is None:
         raise TokenizerError(f"there is no kind of tokenizer {kind!r}.")
     with damage_as(TokenizerError, f"the {kind} tokenizer is broken"):
         tokenizer = cls.from_bytes(data)
-        "".join(tokenizer.pieces).encode()  # half a surrogate pair is no text
+        # This raises an error for half a surrogate pair, which is no text.
+        "".join(tokenizer.pieces).encode()
     return tokenizer

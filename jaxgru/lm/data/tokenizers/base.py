@@ -15,9 +15,16 @@ from jaxgru.errors import UserError
 from jaxgru.lm.arguments import as_sequence
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
-Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]  # each of another length
+# Each chunk is of another length.
+Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]
 Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
-HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # a surrogate, which UTF-8 cannot hold
+"""The text that the next token has to begin with, and which tokens do; None: all."""
+
+ANY_TOKEN: Start = ("", None)
+"""What `may_follow` returns where every token may follow."""
+
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""A surrogate, half of a pair, which UTF-8 cannot hold."""
 
 
 class TokenizerError(UserError):
@@ -64,7 +71,11 @@ class Tokenizer(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
-        """Invert `to_bytes`. Raises any error for other data, best a ValueError."""
+        """Invert `to_bytes`.
+
+        Raises:
+          Exception: any error for other data, best a ValueError.
+        """
 
     @abc.abstractmethod
     def to_bytes(self) -> bytes:
@@ -72,15 +83,28 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
-        """Return the text's tokens. Raises TokenizerError for characters not in the vocabulary."""
+        """Return the text's tokens.
+
+        Raises:
+          TokenizerError: characters are not in the vocabulary.
+        """
 
     def decode(self, tokens: Tokens) -> str:
-        """Return the tokens' text. Raises what `as_list` raises."""
+        """Return the tokens' text.
+
+        Raises:
+          UserError: as `as_list`.
+        """
         return "".join(self.pieces[token] for token in self.as_list(tokens))
 
     def as_list(self, tokens: Tokens) -> list[int]:
-        """Return tokens as a list of Python's numbers. Raises what `as_sequence` raises."""
-        return np.asarray(as_sequence("tokens", tokens, self.vocab_size), np.int64).tolist()
+        """Return tokens as a list of Python's numbers.
+
+        Raises:
+          UserError: they are no sequence of the vocabulary's tokens: see `as_sequence`.
+        """
+        sequence = as_sequence("tokens", tokens, self.vocab_size)
+        return np.asarray(sequence, np.int64).tolist()
 
     def continuation(self, chunks: Iterable[Chunk]) -> Iterator[str]:
         """Decode the tokens that continue a text, chunk by chunk.
@@ -95,7 +119,7 @@ class Tokenizer(abc.ABC):
         A word and the space before it are one token of subwords, so at the end of a prompt a space
         is no token of its own. By default "" and None: every token may follow any prompt.
         """
-        return "", None
+        return ANY_TOKEN
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
         """Return how many characters of the text these tokens, its first ones, stand for."""
@@ -108,13 +132,18 @@ def begin_with_spaces(tokenizer: Tokenizer, prompt: str, texts: list[str]) -> St
     If the prompt's last token is of spaces alone, the next token has to begin with them; `texts`
     are those of all tokens.
     """
-    if not prompt.endswith(" ") or len(tokens := tokenizer.encode(prompt)) < 2:
-        return "", None
+    if not prompt.endswith(" "):
+        return ANY_TOKEN
+    tokens = tokenizer.encode(prompt)
+    if len(tokens) < 2:
+        return ANY_TOKEN
     end = texts[tokens[-1]]
-    begin = np.array([text.startswith(end) for text in texts])
-    if end.strip(" ") or begin.sum() == 1:  # it goes on with no other token
-        return "", None
-    return end, begin
+    mask = np.array([text.startswith(end) for text in texts])
+    is_of_spaces = not end.strip(" ")
+    begins_others = mask.sum() > 1
+    if is_of_spaces and begins_others:
+        return end, mask
+    return ANY_TOKEN
 
 
 class ByteLevelTokenizer(Tokenizer):
@@ -135,7 +164,8 @@ class ByteLevelTokenizer(Tokenizer):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for chunk in chunks:
             yield decoder.decode(self.joined(chunk))
-        if rest := decoder.decode(b"", final=True):
+        rest = decoder.decode(b"", final=True)
+        if rest:
             yield rest
 
     def num_characters(self, tokens: Tokens, text: str) -> int:
@@ -144,16 +174,19 @@ class ByteLevelTokenizer(Tokenizer):
         So a character whose first byte is the last of these tokens is not counted in what follows
         them, where the rest of its bytes are predicted: at most one character of a text.
         """
-        number = len(self.joined(tokens))
-        # `number` characters have that many bytes at least
-        data = text[:number].encode(errors="surrogateescape")[:number]
-        whole, read = codecs.utf_8_decode(data, "surrogateescape", False)
-        return len(whole) + (read < len(data))
+        num_bytes = len(self.joined(tokens))
+        # As many characters have that many bytes at least.
+        data = text[:num_bytes].encode(errors="surrogateescape")[:num_bytes]
+        whole_characters, num_whole_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
+        last_is_cut = num_whole_bytes < len(data)
+        return len(whole_characters) + last_is_cut
 
 
 def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
     """Return the error for characters that a vocabulary does not have; at most ten are named."""
-    names = ", ".join(map(repr, sorted(characters)[:10])) + ", …" * (len(characters) > 10)
+    names = ", ".join(map(repr, sorted(characters)[:10]))
+    if len(characters) > 10:
+        names += ", …"
     them = "them" if len(characters) > 1 else "it"
     return TokenizerError(
         f"the vocabulary of {vocabulary} lacks {names}; leave {them} out or replace {them}."
@@ -162,5 +195,6 @@ def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
 
 def check_utf_8(text: str) -> None:
     """Raise TokenizerError for half a surrogate pair, which SentencePiece and files cannot take."""
-    if halves := set(HALF_A_PAIR.findall(text)):
+    halves = set(HALF_A_PAIR.findall(text))
+    if halves:
         raise lacks("UTF-8", halves)

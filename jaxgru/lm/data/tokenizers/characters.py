@@ -11,7 +11,8 @@ from jaxtyping import Int
 from jaxgru.errors import check_whole, counted
 from jaxgru.lm.data.tokenizers.base import Tokenizer, Tokens, lacks
 
-UNKNOWN = "\ufffd"  # Unicode's replacement character
+UNKNOWN = "\ufffd"
+"""Unicode's replacement character."""
 
 
 class CharacterTokenizer(Tokenizer):
@@ -27,7 +28,8 @@ class CharacterTokenizer(Tokenizer):
     about = "one token for each that occurs in the text"
 
     def __init__(self, vocabulary: str, unknown: int | None = None) -> None:
-        self.vocabulary, self.unknown = vocabulary, unknown
+        self.vocabulary = vocabulary
+        self.unknown = unknown
         self.pieces = list(vocabulary)
         self.vocab_size = len(vocabulary)
         self._token_of = {character: token for token, character in enumerate(vocabulary)}
@@ -42,13 +44,14 @@ class CharacterTokenizer(Tokenizer):
             return cls("".join(sorted(set(text))))
         counts = Counter(text)
         del counts[UNKNOWN]
-        kept = sorted(character for character, n in counts.items() if n >= min_count)
-        return cls("".join([UNKNOWN, *kept]), unknown=0)
+        frequent = [character for character, count in counts.items() if count >= min_count]
+        return cls("".join([UNKNOWN, *sorted(frequent)]), unknown=0)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CharacterTokenizer:
         content = json.loads(data)
-        vocabulary, unknown = content["characters"], content.get("unknown")
+        vocabulary = content["characters"]
+        unknown = content.get("unknown")
         if not isinstance(vocabulary, str) or len(set(vocabulary)) != len(vocabulary):
             raise ValueError("its vocabulary is not a string of distinct characters")
         if unknown is not None:
@@ -57,15 +60,19 @@ class CharacterTokenizer(Tokenizer):
 
     def to_bytes(self) -> bytes:
         """Return JSON in UTF-8: {"characters": the vocabulary}, and "unknown": a token, if any."""
-        unknown = {} if self.unknown is None else {"unknown": self.unknown}
-        return json.dumps({"characters": self.vocabulary, **unknown}, ensure_ascii=False).encode()
+        content: dict[str, str | int] = {"characters": self.vocabulary}
+        if self.unknown is not None:
+            content["unknown"] = self.unknown
+        return json.dumps(content, ensure_ascii=False).encode()
 
     def encode(self, text: str) -> Int[np.ndarray, "N"]:
         token_of = self._token_of
-        if lacking := set(text).difference(token_of):  # as fast for a short text
+        # `difference` looks up the text's characters only, so this is fast for a short text, too.
+        others = set(text).difference(token_of)
+        if others:
             if self.unknown is None:
-                raise lacks(counted(self.vocab_size, "character"), lacking)
-            token_of = token_of | dict.fromkeys(lacking, self.unknown)
+                raise lacks(counted(self.vocab_size, "character"), others)
+            token_of = token_of | dict.fromkeys(others, self.unknown)
         return np.fromiter(map(token_of.__getitem__, text), np.int32, len(text))
 
     def num_characters(self, tokens: Tokens, text: str) -> int:

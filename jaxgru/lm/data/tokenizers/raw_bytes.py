@@ -25,8 +25,7 @@ class ByteTokenizer(ByteLevelTokenizer):
 
     def __init__(self) -> None:
         self.bytes_of = [bytes([byte]) for byte in range(256)]
-        self.pieces = [chr(b) if chr(b).isprintable() and b < 128 else f"<0x{b:02X}>"
-                       for b in range(256)]  # fmt: skip
+        self.pieces = [_piece(byte) for byte in range(256)]
 
     @classmethod
     def learn(cls, text: str, vocab_size: int = 0, min_count: int = 1) -> ByteTokenizer:
@@ -49,3 +48,11 @@ class ByteTokenizer(ByteLevelTokenizer):
         except UnicodeEncodeError as error:
             raise TokenizerError(f"the text is not UTF-8: {error.reason}.") from error
         return np.frombuffer(data, np.uint8).astype(np.int32)
+
+
+def _piece(byte: int) -> str:
+    """Return a byte as its character in ASCII if that can be printed, or else as its number."""
+    character = chr(byte)
+    if character.isascii() and character.isprintable():
+        return character
+    return f"<0x{byte:02X}>"

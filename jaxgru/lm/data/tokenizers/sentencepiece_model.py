@@ -10,10 +10,17 @@ from typing import Any
 from jaxgru.errors import counted, needs
 from jaxgru.lm.data.tokenizers.base import Tokenizer, TokenizerError
 
-LINE = 1000  # characters; the trainer skips lines of more than 4,192 bytes
-BLOCK = 2**22  # characters that SentencePiece encodes at once, or a few more
-SPACE = "▁"  # how SentencePiece writes a space
-RESERVED = "▅"  # U+2585, which SentencePiece's trainer keeps for itself
+LINE = 1000
+"""Characters of a line for the trainer, which skips lines of more than 4,192 bytes."""
+
+BLOCK = 2**22
+"""Characters that SentencePiece encodes at once, or a few more."""
+
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
+RESERVED = "▅"
+"""U+2585, which SentencePiece's trainer keeps for itself."""
 
 
 class SentencePieceModel(Tokenizer):
@@ -26,8 +33,9 @@ class SentencePieceModel(Tokenizer):
         with needs("train"):
             from sentencepiece import SentencePieceProcessor
 
+        # SentencePiece would accept it, and fail when used.
         if not model:
-            raise ValueError("it is empty")  # SentencePiece would accept it, and fail when used
+            raise ValueError("it is empty")
         self._model = model
         self._processor = SentencePieceProcessor(model_proto=model)
         self.vocab_size = self._processor.vocab_size()
@@ -57,11 +65,17 @@ def blocks(text: str, end: str) -> Iterator[str]:
 
     Encoding needs 45 bytes per character, so a long text is not encoded at once.
     """
-    start, ends = 0, re.compile(end)
+    ends = re.compile(end)
+    start = 0
     while match := ends.search(text, start + BLOCK):
         yield text[start : match.end()]
         start = match.end()
     yield text[start:]
+
+
+def cut(lines: Iterable[str]) -> list[str]:
+    """Cut lines into such of at most LINE characters."""
+    return [line[i : i + LINE] for line in lines for i in range(0, len(line), LINE)]
 
 
 class TooManyPieces(TokenizerError):
@@ -75,7 +89,12 @@ class TooManyPieces(TokenizerError):
 
 
 def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
-    """Learn byte pairs of lines of text; return a model in SentencePiece's own format."""
+    """Learn byte pairs of lines of text; return a model in SentencePiece's own format.
+
+    Raises:
+      TooManyPieces: the text has fewer different pieces.
+      TokenizerError: SentencePiece cannot learn from the text for another reason.
+    """
     with needs("train"):
         from sentencepiece import SentencePieceTrainer
 
@@ -96,8 +115,10 @@ def train(lines: Iterable[str], vocab_size: int, **options: Any) -> bytes:
         )
     except (RuntimeError, OSError) as error:
         cannot = f"SentencePiece cannot make {counted(vocab_size, 'piece')} of this text"
-        if match := re.search(r"too high .* <= (\d+)", str(error)):
-            raise TooManyPieces(cannot, int(match[1])) from error
-        why = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", " ".join(str(error).split()))
+        limit = re.search(r"too high .* <= (\d+)", str(error))
+        if limit is not None:
+            raise TooManyPieces(cannot, int(limit[1])) from error
+        message = " ".join(str(error).split())
+        why = re.sub(r"^INTERNAL: \S+ \[.*\] ?", "", message)
         raise TokenizerError(f"{cannot}: {why or 'it does not say why.'}") from error
     return model.getvalue()

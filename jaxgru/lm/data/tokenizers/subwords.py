@@ -11,11 +11,16 @@ from jaxtyping import Int
 
 from jaxgru.lm.data.tokenizers import base, sentencepiece_model
 from jaxgru.lm.data.tokenizers.base import Start, TokenizerError
-from jaxgru.lm.data.tokenizers.sentencepiece_model import LINE, RESERVED, SPACE, blocks
+from jaxgru.lm.data.tokenizers.sentencepiece_model import RESERVED, SPACE, blocks, cut
 
-END = "\n|[^ ](?= )"  # of a line, or of a word before a space: no piece goes on
-COVERAGE = 0.9995  # share of a text whose characters get a token each, if there is room
-LEAST = 256 + 3  # bytes, line break, space, and SentencePiece's unknown piece, which nothing uses
+END = "\n|[^ ](?= )"
+"""The end of a line, or of a word before a space, where no piece goes on."""
+
+COVERAGE = 0.9995
+"""The share of a text whose characters get a token each, if there is room."""
+
+LEAST = 256 + 3
+"""Tokens for the bytes, line break and space, and SentencePiece's unknown one, never used."""
 
 
 class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTokenizer):
@@ -32,7 +37,7 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
 
     def __init__(self, model: bytes) -> None:
         super().__init__(model)
-        # A space within a piece; the character "▁" itself is written as bytes
+        # "▁" is a space; the character "▁" itself is written as bytes.
         self.bytes_of = [piece.replace(SPACE, " ").encode() for piece in self.pieces]
         for token in range(self.vocab_size):
             if self._processor.is_unknown(token) or self._processor.is_control(token):
@@ -49,7 +54,10 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
         """Learn `vocab_size` subwords, or as many as the text is long enough for.
 
         The most frequent characters have a token each, up to 99.95 % of the text or half of the
-        tokens; the others are bytes. Raises TokenizerError for fewer tokens than bytes.
+        tokens; the others are bytes.
+
+        Raises:
+          TokenizerError: there are fewer tokens than bytes.
         """
         if vocab_size < LEAST:
             raise TokenizerError(
@@ -60,25 +68,28 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
         if "\r" in text and vocab_size >= LEAST + 2:
             breaks += ["\r", "\r\n"]
         counts = Counter(text)
-        for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):  # with a token anyway, or never
+        # These have a token anyway, or never.
+        for other in ("\n", "\r", " ", "\0", SPACE, RESERVED):
             counts.pop(other, None)
-        ordered = sorted(counts, key=lambda character: (-counts[character], character))
-        before = itertools.accumulate((counts[character] for character in ordered), initial=0)
-        enough = COVERAGE * counts.total()
-        frequent = [c for c, seen in zip(ordered, before, strict=False) if seen < enough]
-        kept = "".join(frequent[: (vocab_size - LEAST + 1 - len(breaks)) // 2])
-        # Only what has a token is shown to the trainer, and a space in any case. It does not count
-        # the characters of names of its own, and older ones end the process where that leaves none.
-        shown = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
-        parts = [*re.findall(f"[ {re.escape(kept)}]+", shown), " "]
-        lines = [part[i : i + LINE] for part in parts for i in range(0, len(part), LINE)]
-        spaces_lead = text.count(" ") > counts[kept[:1]]  # all but the most frequent are required
+        num_others = LEAST - 1 + len(breaks)
+        frequent = _frequent(counts, (vocab_size - num_others) // 2)
+        # All characters but the most frequent one, which may be a space, are required.
+        if text.count(" ") > counts[frequent[:1]]:
+            required = frequent
+        else:
+            required = frequent[1:] + SPACE
         options = dict(
-            required_chars=kept if spaces_lead else kept[1:] + SPACE, user_defined_symbols=breaks,
-            normalization_rule_name="identity", remove_extra_whitespaces=False,
-            add_dummy_prefix=False, allow_whitespace_only_pieces=True, byte_fallback=True,
-            bos_id=-1, eos_id=-1,
-        )  # fmt: skip
+            required_chars=required,
+            user_defined_symbols=breaks,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            byte_fallback=True,
+            bos_id=-1,
+            eos_id=-1,
+        )
+        lines = _lines_of(text, frequent)
         try:
             return cls(sentencepiece_model.train(lines, vocab_size, **options))
         except sentencepiece_model.TooManyPieces as error:
@@ -89,11 +100,12 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
         return np.concatenate([self._encode(block) for block in blocks(text, END)])
 
     def _encode(self, block: str) -> Int[np.ndarray, "N"]:
-        own = [self._token_of_byte[byte] for byte in SPACE.encode()]
+        # The character "▁", which SentencePiece would read as a space, is written as bytes.
+        bytes_of_character = [self._token_of_byte[byte] for byte in SPACE.encode()]
         first, *others = block.split(SPACE)
         tokens = self._processor.encode(first)
         for part in others:
-            tokens += own + self._processor.encode(part)
+            tokens += bytes_of_character + self._processor.encode(part)
         tokens = np.array(tokens, np.int32)
         if self.joined(tokens) != block.encode():
             raise TokenizerError("the subwords are damaged: they do not give the text back.")
@@ -103,3 +115,27 @@ class SubwordTokenizer(sentencepiece_model.SentencePieceModel, base.ByteLevelTok
         """Return the spaces at the prompt's end: they belong to the word after them."""
         texts = [data.decode(errors="replace") for data in self.bytes_of]
         return base.begin_with_spaces(self, prompt, texts)
+
+
+def _frequent(counts: Counter[str], most: int) -> str:
+    """Return the most frequent characters up to COVERAGE of the text, at most that many."""
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))
+    numbers_before = itertools.accumulate((counts[c] for c in ordered), initial=0)
+    enough = COVERAGE * counts.total()
+    frequent = [
+        character
+        for character, number_before in zip(ordered, numbers_before, strict=False)
+        if number_before < enough
+    ]
+    return "".join(frequent[:most])
+
+
+def _lines_of(text: str, characters: str) -> list[str]:
+    """Return what the trainer is shown of a text: these characters, and a space in any case.
+
+    The trainer does not count the characters of names of its own, and older ones end the process
+    where that leaves none. So these names are cut.
+    """
+    without_names = re.sub("<(?=0x[0-9A-F]{2}>|unk>)", "<\n", text)
+    parts = re.findall(f"[ {re.escape(characters)}]+", without_names)
+    return cut([*parts, " "])

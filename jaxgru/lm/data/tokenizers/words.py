@@ -16,8 +16,8 @@ from jaxgru.lm.data.tokenizers.base import Start, Tokenizer, Tokens, begin_with_
 
 UNKNOWN = " <unk>"
 
-# Unicode's format characters, joiners and those marks that `marks` does not look for; not U+200B,
-# the zero-width space, which separates words
+# Unicode's format characters, joiners and those marks that `marks` does not look for. U+200B, the
+# zero-width space, is none of them: it separates words.
 FORMAT = "\u00ad\u061c\u180e\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
 FORMAT += "\U000e0001-\U000e01ef"
 
@@ -28,10 +28,11 @@ def marks() -> str:
 
     Those are combining marks, joiners and format characters: rule WB4 of Unicode's UAX 29.
     """
-    # two letters each; higher planes have only those in FORMAT
+    # A category has two letters. Higher planes have only the marks in FORMAT.
     categories = "".join(map(unicodedata.category, map(chr, range(0x20000))))
     runs = re.finditer("(?:M[nce])+", categories)
-    return FORMAT + "".join(f"{chr(r.start() // 2)}-{chr(r.end() // 2 - 1)}" for r in runs)
+    ranges = [f"{chr(run.start() // 2)}-{chr(run.end() // 2 - 1)}" for run in runs]
+    return FORMAT + "".join(ranges)
 
 
 @functools.cache
@@ -73,8 +74,9 @@ class WordTokenizer(Tokenizer):
         for word in (UNKNOWN, "<unk>"):
             counts.pop(word, None)
         counts.update({" ": 0, "\n": 0})
-        kept = [word for word, n in counts.items() if n >= min_count or word.isspace()]
-        return cls([UNKNOWN, *sorted(kept, key=lambda word: (-counts[word], word))])
+        words = [word for word, count in counts.items() if count >= min_count or word.isspace()]
+        words.sort(key=lambda word: (-counts[word], word))
+        return cls([UNKNOWN, *words])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> WordTokenizer:
