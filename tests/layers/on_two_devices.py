@@ -83,7 +83,7 @@ def report(program, arguments, expected):
 
 
 def in_shard_map(layers, x, options):
-    """The same, where each device computes the loss of its rows, with an `initial` state."""
+    """The report where each device computes the loss of its rows, with an `initial` state."""
     sharding = over_rows(AxisType.Auto)
     initial = jax.tree.map(lambda leaf: leaf[0] + 0.5, jaxgru.initial_carry(layers, 1))
 
@@ -101,7 +101,7 @@ def in_shard_map(layers, x, options):
 
 
 def batch_axes(x, axes, sharded):
-    """The same of rows (E, A), not B, one axis sharded; with a table, resets and padding.
+    """The report on rows (E, A), not B, one axis sharded; with a table, resets and padding.
 
     The masks of dropout are those of the rows on one device.
     """
@@ -131,7 +131,7 @@ def batch_axes(x, axes, sharded):
 
 
 def flax_rnn(x, axes):
-    """The same of Flax's RNN in our place of it: the carries after the steps of each row."""
+    """The report on Flax's RNN in our place of it: the carries after the steps of each row."""
     layer = jaxgru.init_gru(jax.random.key(8), F, H, dtype="float64")
     lengths = jnp.arange(B) % (T + 1)
 
