@@ -164,7 +164,7 @@ def plot_recovery(path: Path, recoveries: Mapping[str, Recovery], small: float) 
 
 
 def _draw_recovery(axes: Any, name: str, recovery: Recovery, small: float, low: float) -> None:
-    """Draw a model's curve up to the first mean that stays small, which says after how many."""
+    """Draw a model's curve until it stays small, and write after how many predictions it does."""
     color = COLORS[name]
     quarters = in_quarter_octaves(recovery.excess)
     end = 1 + max(i for i, quarter in enumerate(quarters) if quarter.mean >= small)
