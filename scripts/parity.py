@@ -23,8 +23,17 @@ PAGE = DOCS / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()
 DTYPES = ("float64", "float32")
 SUMMARY = ["implementation", "checks", "largest relative difference, float64", "float32"]
-QUANTITIES = ["implementation", "quantity", "checks", "largest array", "float64", "allowed",
-              "float32", "allowed"]  # fmt: skip
+QUANTITIES = [
+    "implementation",
+    "quantity",
+    "checks",
+    "largest array",
+    "float64",
+    "allowed",
+    "float32",
+    "allowed",
+]
+DRAWS = ["quantity", "tests", "smallest sample", "smallest p"]
 KINDS = {
     "transition matrix": "matrix of transitions without a state",
     "derivative": "derivatives by the carry and by the inputs",
@@ -67,18 +76,21 @@ def run_suite(slow: bool) -> tuple[list[dict], str]:
         record = Path(folder) / "record.jsonl"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
         command += ["parity_tests", "--tb=short", "--durations=10", "-m", "slow or not slow"]
-        command += [] if slow else ["--deselect", EPOCH]
+        if not slow:
+            command += ["--deselect", EPOCH]
         environment = os.environ | {"JAXGRU_PARITY_RECORD": str(record)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        output = done.stdout
-        print(output)
-        if done.returncode:
+        process = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        print(process.stdout)
+        if process.returncode:
             raise UserError(
-                f"the tests do not pass (pytest's exit code is {done.returncode}), so nothing is "
-                "written."
+                f"the tests do not pass (pytest's exit code is {process.returncode}), so nothing "
+                "is written."
             )
         records = [json.loads(line) for line in record.read_text().splitlines()]
-    return records, re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
+    summary = process.stdout.splitlines()[-1].strip("= ")
+    return records, re.sub(r" in .*", "", summary)
 
 
 def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
@@ -87,27 +99,48 @@ def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
     draws = [r for r in records if r["kind"] == "distribution"]
     numbers = sum(r["size"] for r in values)
     packages = ", ".join(" ".join(item) for item in versions(PACKAGES).items())
-    summary, quantities = [], []
-    for implementation, every in grouped(values, lambda r: r["implementation"]).items():
-        worst = [largest(every, dtype, "relative") for dtype in DTYPES]
-        summary.append([implementation, f"{len(every):,}", *worst])
-        for kind, some in grouped(every, kind_of).items():
-            figures = [largest(some, dtype, key) for dtype in DTYPES
-                       for key in ("relative", "tolerance")]  # fmt: skip
-            size = max(r["size"] for r in some)
-            quantities.append([implementation, kind, len(some), f"{size:,}", *figures])
-    samples = [[kind, len(some), f"{min(r['size'] for r in some):,}",
-                f"{min(r['p_value'] for r in some):.3f}"]
-               for kind, some in grouped(draws, kind_of).items()]  # fmt: skip
     return {
         "checks": f"**{len(records):,} checks** pass: {len(values):,} comparisons of {numbers:,} "
         f"numbers, and {len(draws):,} tests of distributions.",
         "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
 Python {platform.python_version()}; {packages}; pytest: {outcome}.""",
-        "summary": table(SUMMARY, summary, "lr"),
-        "quantities": table(QUANTITIES, quantities, "llr"),
-        "draws": table(["quantity", "tests", "smallest sample", "smallest p"], samples),
+        "summary": table(SUMMARY, summary_rows(values), "lr"),
+        "quantities": table(QUANTITIES, quantity_rows(values), "llr"),
+        "draws": table(DRAWS, draw_rows(draws)),
     }
+
+
+def summary_rows(values: list[dict]) -> list[list]:
+    """Return a row of SUMMARY per implementation."""
+    rows = []
+    for implementation, records in grouped(values, lambda r: r["implementation"]).items():
+        worst = [largest(records, dtype, "relative") for dtype in DTYPES]
+        rows.append([implementation, f"{len(records):,}", *worst])
+    return rows
+
+
+def quantity_rows(values: list[dict]) -> list[list]:
+    """Return a row of QUANTITIES per implementation and kind of quantity."""
+    rows = []
+    for implementation, of_implementation in grouped(values, lambda r: r["implementation"]).items():
+        for kind, records in grouped(of_implementation, kind_of).items():
+            size = max(r["size"] for r in records)
+            figures = []
+            for dtype in DTYPES:
+                figures.append(largest(records, dtype, "relative"))
+                figures.append(largest(records, dtype, "tolerance"))
+            rows.append([implementation, kind, len(records), f"{size:,}", *figures])
+    return rows
+
+
+def draw_rows(draws: list[dict]) -> list[list]:
+    """Return a row of DRAWS per kind of quantity."""
+    rows = []
+    for kind, records in grouped(draws, kind_of).items():
+        size = min(r["size"] for r in records)
+        p_value = min(r["p_value"] for r in records)
+        rows.append([kind, len(records), f"{size:,}", f"{p_value:.3f}"])
+    return rows
 
 
 def kind_of(record: dict) -> str:
@@ -121,7 +154,8 @@ def largest(records: list[dict], dtype: str, key: str) -> str:
     figures = [r[key] for r in records if r["dtype"] == dtype]
     if not figures:
         return "–"
-    return f"{max(figures):.1e}" if max(figures) else "="
+    maximum = max(figures)
+    return f"{maximum:.1e}" if maximum else "="
 
 
 if __name__ == "__main__":

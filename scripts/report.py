@@ -22,7 +22,7 @@ from jaxgru import lm
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
-from jaxgru.lm.config import field_value, load_config
+from jaxgru.lm.config import ModelConfig, field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.files import write_text
@@ -45,20 +45,14 @@ def main() -> None:
     add("--docs", type=Path, default="docs", help="where to write (default: %(default)s)")
     arguments = parser.parse_args()
     docs = arguments.docs
-    kept = load_or(Study([]), docs / "study.json", Study)
-    records = {key(r): r for r in [*kept.runs, *gather(arguments.runs)]}
+    earlier = load_or(Study([]), docs / "study.json", Study)
+    records = {key(run): run for run in [*earlier.runs, *gather(arguments.runs)]}
     if not records:
         raise RunError(f"there are no finished runs of the study in {arguments.runs}.")
-    ngrams = kept.ngrams or {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
-    order = list(SEEDS).index
-    runs = sorted(
-        records.values(),
-        key=lambda r: (order(r.config), len(r.changes), list(r.changes), r.parameters, key(r)),
-    )
-    lines = ",\n".join(map(dumps, runs))
+    ngrams = earlier.ngrams or {name: count(name) for name in ("astra_alpha", "scribe_alpha")}
+    runs = sorted(records.values(), key=place)
     (docs / "figures").mkdir(parents=True, exist_ok=True)
-    text = f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n'
-    write_text(docs / "study.json", text)
+    write_text(docs / "study.json", study_json(runs, ngrams))
     page = Page(runs, ngrams)
     page.draw(docs / "figures")
     write_page(docs / "study.md", page.tables())
@@ -70,10 +64,22 @@ def key(run: Run) -> tuple[str, str, int]:
     return run.config, json.dumps(run.changes), run.seed
 
 
+def place(run: Run) -> tuple:
+    """Return what the runs are sorted by: each config's own ones first, in the study's order."""
+    config = list(SEEDS).index(run.config)
+    return config, len(run.changes), list(run.changes), run.parameters, key(run)
+
+
+def study_json(runs: list[Run], ngrams: dict[str, list[float]]) -> str:
+    """Return the text of study.json, which has a run per line."""
+    lines = ",\n".join(map(dumps, runs))
+    return f'{{"ngrams": {json.dumps(ngrams)},\n"runs": [\n{lines}\n]}}\n'
+
+
 def gather(root: Path) -> Iterable[Run]:
     """Yield the record of every finished run of the study; measure it if needed."""
     for job in all_jobs():
-        run, config = find_job(root, job), job.config
+        run = find_job(root, job)
         if run is None or not is_finished(run):
             continue
         epochs = load_metrics(run / "metrics.jsonl")
@@ -81,16 +87,21 @@ def gather(root: Path) -> Iterable[Run]:
             print(f"measuring {run}", flush=True)
             best = min(epochs, key=lambda epoch: epoch.val_loss).epoch
             write_text(run / MEASURES, json.dumps(measure(run, best), indent=1) + "\n")
+        config = job.config
         names = [name for name, _ in job.overrides if name != "training.seed"]
-        shapes = jax.eval_shape(lambda m=config.model: lm.init(jax.random.key(0), m))
         yield Run(
             config=job.name,
             changes={name: field_value(config, name) for name in names},
             seed=config.training.seed,
-            parameters=lm.num_params(shapes),
+            parameters=count_parameters(config.model),
             epochs=epochs,
             measured=load(run / MEASURES, RunMeasures),
         )
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Return how many parameters a model has, without drawing them."""
+    return lm.num_params(jax.eval_shape(lambda: lm.init(jax.random.key(0), model)))
 
 
 def measure(run: Path, best: int) -> dict[str, Any]:
@@ -99,37 +110,48 @@ def measure(run: Path, best: int) -> dict[str, Any]:
     _, dataset = load_dataset(config, tokenizer)
     like_nanogpt = config.name in NANOGPT
     subject = measures.Subject(params, dataset, config.training.sequence_length)
-    asked = ["recovery", *["random_batches"] * like_nanogpt]
-    record = measures.measure(subject, asked).to_dict()
+    extra = ["recovery", "random_batches"] if like_nanogpt else ["recovery"]
+    record = measures.measure(subject, extra).to_dict()
     for name, texts in sample(params, tokenizer).items():
         record["text"][name] |= texts
     if like_nanogpt:
-        subject = dataclasses.replace(subject, params=lm.load(run, "best")[0])
-        of_best = measures.random_batch_loss(subject).to_dict()
-        record["random_batches"]["best"] = of_best | {"epoch": best}
-    made = {"date": str(datetime.date.today()), "hardware": describe_hardware()}
-    return record | made | {"commits": load_info(run).commits}
+        best_params, _, _ = lm.load(run, "best")
+        of_best = measures.random_batch_loss(dataclasses.replace(subject, params=best_params))
+        record["random_batches"]["best"] = of_best.to_dict() | {"epoch": best}
+    return record | {
+        "date": str(datetime.date.today()),
+        "hardware": describe_hardware(),
+        "commits": load_info(run).commits,
+    }
 
 
 def sample(params: lm.Params, tokenizer: Tokenizer) -> dict[str, dict[str, str]]:
     """Return two texts for each treatment of the state, as `StudyText` has them."""
-    prompt, made = jnp.asarray(tokenizer.encode(PROMPT))[None], {}
-    kinds = {"greedy": (200, 0), "sampled": (300, measures.TEMPERATURE)}
-    for name, treatment in measures.TREATMENTS.items():
-        texts = {kind: measures.texts_of(params, prompt, *options, *treatment)[0]
-                 for kind, options in kinds.items()}  # fmt: skip
-        made[name] = {kind: PROMPT + tokenizer.decode(text) for kind, text in texts.items()}
-    return made
+    prompt = jnp.asarray(tokenizer.encode(PROMPT))[None]
+
+    def text(num_tokens: int, temperature: float, treatment: tuple[bool, bool]) -> str:
+        (tokens,) = measures.texts_of(params, prompt, num_tokens, temperature, *treatment)
+        return PROMPT + tokenizer.decode(tokens)
+
+    return {
+        name: {
+            "greedy": text(200, 0, treatment),
+            "sampled": text(300, measures.TEMPERATURE, treatment),
+        }
+        for name, treatment in measures.TREATMENTS.items()
+    }
 
 
 def count(name: str) -> list[float]:
     """Return the losses of n-grams of a config's tokens, orders 1 to 8, nats per character."""
     _, dataset = load_dataset(load_config(name))
     tokens = dataset.validation
-    models = [count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
-              for order in range(1, MAX_ORDER + 1)]  # fmt: skip
-    return [float(model.token_nll(tokens).mean()) * (len(tokens) - 1) / dataset.num_characters
-            for model in models]  # fmt: skip
+    losses = []
+    for order in range(1, MAX_ORDER + 1):
+        model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, order)
+        nats_per_token = float(model.token_nll(tokens).mean())
+        losses.append(nats_per_token * (len(tokens) - 1) / dataset.num_characters)
+    return losses
 
 
 if __name__ == "__main__":

@@ -66,10 +66,11 @@ def nnx_cell(name, E=4, H=6, dtype=np.float32, **options):
     """A cell of flax.nnx whose every weight and bias is random."""
     from flax import nnx
 
-    options = (dict(dtype=dtype) if name == "SimpleCell" else {}) | options
+    if name == "SimpleCell":
+        options = dict(dtype=dtype) | options
     options["param_dtype"] = dtype
-    make = lambda: getattr(nnx, name)(E, H, **options, rngs=nnx.Rngs(0))
-    cell = nnx.eval_shape(make)  # draws nothing
+    make = getattr(nnx, name)
+    cell = nnx.eval_shape(lambda: make(E, H, **options, rngs=nnx.Rngs(0)))  # draws nothing
     nnx.update(cell, randomized(nnx.state(cell)))
     return cell
 
@@ -97,7 +98,9 @@ def normal(*shape, dtype=np.float64, seed=1):
 def carry_of(B, H, dtype, pair):
     """A random h, or the two states of an LSTM."""
     h = normal(B, H, dtype=dtype, seed=3)
-    return (h, normal(B, H, dtype=dtype, seed=4)) if pair else h
+    if not pair:
+        return h
+    return h, normal(B, H, dtype=dtype, seed=4)
 
 
 def scanned(step, first, carry, xs, reset, **options):
@@ -105,8 +108,8 @@ def scanned(step, first, carry, xs, reset, **options):
 
     def one_step(carry, inputs):
         x, reset = inputs
-        where = lambda a, b: jnp.where(reset[..., None], a, b)
-        return step(jax.tree.map(where, first, carry), x)
+        carry = jax.tree.map(lambda a, b: jnp.where(reset[..., None], a, b), first, carry)
+        return step(carry, x)
 
     return jax.lax.scan(one_step, carry, (xs, reset), **options)
 
@@ -122,17 +125,21 @@ def gradients(function, *args):
     def scalar(*args):
         outputs = function(*args)
         leaves = [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.floating)]
-        return sum(jnp.sum(y * w) for y, w in zip(leaves, weights_of(leaves), strict=True)), outputs
+        weighted = [jnp.sum(y * w) for y, w in zip(leaves, weights_of(leaves), strict=True)]
+        return sum(weighted), outputs
 
-    every = tuple(range(len(args)))
-    gradients, outputs = jax.grad(scalar, every, has_aux=True, allow_int=True)(*args)
+    all_args = tuple(range(len(args)))
+    gradients, outputs = jax.grad(scalar, all_args, has_aux=True, allow_int=True)(*args)
     return outputs, gradients
 
 
 def weights_of(outputs, dtype=None):
     """Those of outputs in the scalar that `gradients` differentiates."""
-    weights = lambda i, y: np.cos(np.arange(math.prod(y.shape)) + i).reshape(y.shape)
-    return [weights(i, y).astype(dtype or y.dtype) for i, y in enumerate(outputs)]
+    weights = []
+    for i, y in enumerate(outputs):
+        w = np.cos(np.arange(math.prod(y.shape)) + i).reshape(y.shape)
+        weights.append(w.astype(dtype or y.dtype))
+    return weights
 
 
 def value_and_gradients(function, *args):
@@ -142,7 +149,8 @@ def value_and_gradients(function, *args):
 
 def same_numbers(ours, theirs, *args):
     """Compare two functions of the same arguments: outputs and every gradient."""
-    ours, theirs = value_and_gradients(ours, *args), value_and_gradients(theirs, *args)
+    ours = value_and_gradients(ours, *args)
+    theirs = value_and_gradients(theirs, *args)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(close, ours, theirs)
 
@@ -152,9 +160,11 @@ def torch_gradients(module):
     from jaxgru.libraries.torch_nn import from_torch
 
     gradient = copy.deepcopy(module)
+    has_two_biases = type(module).__name__ == "GRU"  # elsewhere, the second acts only in a sum
     for (name, p), q in zip(module.named_parameters(), gradient.parameters(), strict=True):
-        summed = "bias_hh" in name and type(module).__name__ != "GRU"  # it acts only in a sum
-        q.data = p.grad * 0 if summed else p.grad
+        q.data = p.grad
+        if "bias_hh" in name and not has_two_biases:
+            q.data = p.grad * 0
     return from_torch(gradient)
 
 
@@ -172,4 +182,5 @@ def refused(*rows):
 def close(a, b):
     assert (a.shape, a.dtype) == (b.shape, b.dtype)
     if a.dtype != jax.dtypes.float0 and jnp.issubdtype(a.dtype, jnp.floating):
-        np.testing.assert_allclose(a, b, *[TOLERANCE[a.dtype.name]] * 2)
+        tolerance = TOLERANCE[a.dtype.name]
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)

@@ -13,8 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jaxlib
@@ -60,12 +61,13 @@ def pytest_configure(config: pytest.Config) -> None:
     From the second time on in one environment, files of many programs take half the time. pytest
     keeps the programs in .pytest_cache; `python -m pytest --cache-clear` deletes them.
     """
-    if (cache := getattr(config, "cache", None)) is None:  # -p no:cacheprovider
+    cache = getattr(config, "cache", None)
+    if cache is None:  # -p no:cacheprovider
         return
     folder = cache.mkdir("jaxgru_compiled")
-    if not hasattr(config, "workerinput"):  # not in each worker
-        if sum(path.stat().st_size for path in folder.iterdir()) > MAX_COMPILED:
-            shutil.rmtree(folder, ignore_errors=True)
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and sum(path.stat().st_size for path in folder.iterdir()) > MAX_COMPILED:
+        shutil.rmtree(folder, ignore_errors=True)
     settings = {
         "jax_compilation_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder)),
         "jax_persistent_cache_min_compile_time_secs": 0.0,  # even the quick
@@ -105,9 +107,11 @@ def has_flag(flag: str) -> bool:
 
 # XLA's older code generator needs half the time
 QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
-GIVEN = os.environ.get("XLA_FLAGS", "")  # a worker has its parent's
-ADDED = [f"--{k}={v}" for k, v in QUICK.items() if k not in GIVEN and has_flag(k)]
-os.environ["XLA_FLAGS"] = " ".join([GIVEN, *ADDED])
+XLA_FLAGS = [os.environ.get("XLA_FLAGS", "")]  # a worker has its parent's
+for flag, value in QUICK.items():
+    if flag not in XLA_FLAGS[0] and has_flag(flag):
+        XLA_FLAGS.append(f"--{flag}={value}")
+os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS)
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
@@ -133,8 +137,8 @@ TINY = {
 
 def slow(*cases: Any) -> list[Any]:
     """Cases of a parametrized test that are marked slow; a tuple has a case's several values."""
-    values = (case if isinstance(case, tuple) else (case,) for case in cases)
-    return [pytest.param(*several, marks=pytest.mark.slow) for several in values]
+    tuples = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*values, marks=pytest.mark.slow) for values in tuples]
 
 
 @pytest.fixture(autouse=True)
@@ -180,8 +184,8 @@ def tiny_text(shared) -> Path:
     order = np.random.default_rng(0).integers(len(words), size=(200, 4))
     lines = [f"ROMEO: {' '.join(words[i] for i in line)},\n" for line in order]
     path = shared / "text" / "tiny.txt"
-    with made_once(path.parent) as first:
-        if first:
+    with made_once(path.parent) as to_be_filled:
+        if to_be_filled:
             path.write_text("".join(lines)[:3000], newline="")
     return path
 
@@ -193,22 +197,21 @@ def tiny_run(shared, tiny_text) -> Path:
     Trained by the script, in a process of its own: the one training that many tests look at.
     """
     runs = shared / "tiny" / "runs"
-    options = [f"--{name}={value}" for name, value in TINY.items()]
-    with made_once(runs.parent) as first:
-        if first:
-            done = python_script(
-                *("train", "--config", "astra_alpha", "--name", "astra_alpha", "--runs", runs),
-                *("--data.corpus", tiny_text, *options),
-            )
-            assert done.returncode == 0, done.stderr
-            assert "epoch   2  train" in done.stdout
+    options = {"config": "astra_alpha", "name": "astra_alpha", "runs": runs}
+    options |= {"data.corpus": tiny_text, **TINY}
+    with made_once(runs.parent) as to_be_filled:
+        if to_be_filled:
+            arguments = [f"--{name}={value}" for name, value in options.items()]
+            process = python_script("train", *arguments)
+            assert process.returncode == 0, process.stderr
+            assert "epoch   2  train" in process.stdout
     return runs / "astra_alpha" / "v1"
 
 
 def python_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs `scripts/<name>.py` in a real process: seconds of imports, so only where it matters."""
-    command = [sys.executable, SCRIPTS / f"{name}.py", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    command = map(str, [sys.executable, SCRIPTS / f"{name}.py", *arguments])
+    return subprocess.run([*command], capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -262,11 +265,14 @@ def drawn() -> None:
 @pytest.fixture(autouse=True)
 def undrawn(request, monkeypatch) -> None:
     """To lay out and draw a figure takes as long as the rest of most tests that write one."""
-    if "drawn" not in request.fixturenames:
-        empty = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg></svg>"}
-        monkeypatch.setattr(
-            Figure, "savefig", lambda figure, file, format, **_: file.write(empty[format])
-        )
+    if "drawn" in request.fixturenames:
+        return
+    empty = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg></svg>"}
+
+    def write_empty(figure: Figure, file: IO[bytes], format: str, **_: object) -> None:
+        file.write(empty[format])
+
+    monkeypatch.setattr(Figure, "savefig", write_empty)
 
 
 @pytest.fixture(autouse=True)
@@ -298,15 +304,17 @@ def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
 
     def run(name: str, *arguments: object) -> Outcome:
         if name in COMMANDS:
-            words, start = ["jaxgru", name], lambda: runpy.run_module("jaxgru", run_name="__main__")
+            words = ["jaxgru", name]
+            start = partial(runpy.run_module, "jaxgru", run_name="__main__")
         else:
             path = str(SCRIPTS / f"{name}.py")
-            words, start = [path], lambda: runpy.run_path(path, run_name="__main__")
+            words = [path]
+            start = partial(runpy.run_path, path, run_name="__main__")
         monkeypatch.setattr(sys, "argv", [*words, *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as stop:
             start()
-        return Outcome(stopped.value.code, *capfd.readouterr())
+        return Outcome(stop.value.code, *capfd.readouterr())
 
     return run
 
@@ -314,12 +322,14 @@ def script(monkeypatch, capfd, tmp_path) -> Callable[..., Outcome]:
 def contents(folder: Path) -> dict[str, object]:
     """Everything below a folder: links with their targets, files with their bytes and times."""
 
-    def seen(path: Path) -> object:
+    def content(path: Path) -> object:
         if path.is_symlink():
             return os.readlink(path)
-        return (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+        if path.is_file():
+            return path.read_bytes(), path.stat().st_mtime_ns
+        return None
 
-    return {str(path.relative_to(folder)): seen(path) for path in sorted(folder.rglob("*"))}
+    return {str(path.relative_to(folder)): content(path) for path in sorted(folder.rglob("*"))}
 
 
 def numpy_gru_losses(params: Params, tokens: np.ndarray, window: int) -> np.ndarray:
@@ -329,13 +339,15 @@ def numpy_gru_losses(params: Params, tokens: np.ndarray, window: int) -> np.ndar
     carries.
     """
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    layers, losses = list(map(equations.numbers, params.layers)), []
+    layers = [equations.numbers(layer) for layer in params.layers]
+    losses = []
     for t, (token, target) in enumerate(zip(tokens[:-1], tokens[1:], strict=True)):
         if t % window == 0:
             states = [np.zeros(len(layer.bn)) for layer in layers]
         x = params.embedding[token]
         for i, layer in enumerate(layers):
-            states[i] = x = equations.gru(layer, states[i], x)
+            x = equations.gru(layer, states[i], x)
+            states[i] = x
         logits = x @ params.head.Wo + params.head.bo
         losses.append(np.log(np.exp(logits).sum()) - logits[target])
     return np.array(losses)

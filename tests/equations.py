@@ -27,24 +27,33 @@ def block_diagonal(U):
     return matrix
 
 
+def relu(a):
+    return np.maximum(a, 0)
+
+
 def numbers(layer) -> SimpleNamespace:
     """A layer's weights in float64, gate by gate, with U as a matrix; phi is its activation."""
-    parts = {"cz": 0, "cr": 0} | vars(by_gate(layer))  # Mogrifier has none
-    parts = {name: np.asarray(part, np.float64) for name, part in parts.items()}
-    parts |= {name: block_diagonal(U) for name, U in parts.items() if name[0] == "U"}
-    relu = getattr(layer, "activation", "tanh") == "relu"
-    return SimpleNamespace(**parts, phi=(lambda a: np.maximum(a, 0)) if relu else np.tanh)
+    no_second_biases = {"cz": 0, "cr": 0}  # as in Mogrifier
+    parts = {}
+    for name, part in (no_second_biases | vars(by_gate(layer))).items():
+        parts[name] = np.asarray(part, np.float64)
+        if name.startswith("U"):
+            parts[name] = block_diagonal(parts[name])
+    has_relu = getattr(layer, "activation", "tanh") == "relu"
+    return SimpleNamespace(**parts, phi=relu if has_relu else np.tanh)
 
 
 def gru(p, h, x, m=1, state=None):
     """With cn, the reset gate comes after the product. state: what z keeps, if that is not h."""
+    if state is None:
+        state = h
     z = sigma(x @ p.Wz + (m * h) @ p.Uz + p.bz + p.cz)
     r = sigma(x @ p.Wr + (m * h) @ p.Ur + p.br + p.cr)
     if hasattr(p, "cn"):
         n = p.phi(x @ p.Wn + r * ((m * h) @ p.Un + p.cn) + p.bn)
     else:
         n = p.phi(x @ p.Wn + (m * r * h) @ p.Un + p.bn)
-    return (1 - z) * (h if state is None else state) + z * n
+    return (1 - z) * state + z * n
 
 
 def lstm(p, carry, x, m=1):

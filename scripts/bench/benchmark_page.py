@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.contestants import CONTESTANTS
 from bench.records import Benchmarks, ContestantTime, save
@@ -14,8 +15,13 @@ from pages.markdown import DOCS, ROOT, table, write_page
 from pages.models import called
 from pages.records import grouped
 
-Comparison = list[tuple[ContestantTime, dict[str, float]]]
-"""jaxgru's record of each task, and the others' times as multiples of its time."""
+
+class Comparison(NamedTuple):
+    """One task: jaxgru's record, and everybody's time as a multiple of jaxgru's, by contestant."""
+
+    ours: ContestantTime
+    multiples: dict[str, float]
+
 
 TABLES = {
     "PPO": (("ppo", "ppo_8"), "float32"),
@@ -36,18 +42,21 @@ IN_README = {
 
 def title(record: ContestantTime) -> str:
     """Return the task in words."""
-    what, _, count = record.kind.partition("_")
-    size, model = f"{record.batch_size} × {record.num_tokens}", called(record.config)
+    what, _, number = record.kind.partition("_")
+    size = f"{record.batch_size} × {record.num_tokens}"
+    model = called(record.config)
     match what:
         case "sampling":
-            writing = "one text" if record.batch_size == 1 else f"{record.batch_size} texts"
-            return f"writing {writing}, {model}"
+            texts = "one text" if record.batch_size == 1 else f"{record.batch_size} texts"
+            return f"writing {texts}, {model}"
         case "layer" | "resets":
             return f"{record.config}, {size}"
         case "step":
-            return f"{record.config}, {counted(record.batch_size, 'row')}{', jitted' * bool(count)}"
+            jitted = ", jitted" if number else ""
+            return f"{record.config}, {counted(record.batch_size, 'row')}{jitted}"
         case "ppo":
-            return f"{record.config}, {size}{f', {count} seeds at once' * bool(count)}"
+            seeds = f", {number} seeds at once" if number else ""
+            return f"{record.config}, {size}{seeds}"
         case "training":
             return f"training step, {model}, {size}"
     return f"{what} pass, {model}, {size}"
@@ -55,18 +64,27 @@ def title(record: ContestantTime) -> str:
 
 def unit(kind: str) -> str:
     """Return the unit in which a kind's times are given."""
-    if not kind.startswith("sampling"):
-        return "µs" if kind.startswith("step") else "ms"
-    return "µs per token" if kind == "sampling_1" else "tokens/s"
+    if kind == "sampling_1":
+        return "µs per token"
+    if kind.startswith("sampling"):
+        return "tokens/s"
+    return "µs" if kind.startswith("step") else "ms"
 
 
 def value(record: ContestantTime, seconds: float) -> str:
     """Return seconds per call in the kind's unit, with three digits, or all before the point."""
-    B, T = record.batch_size, record.num_tokens
-    per_unit = {"ms": seconds * 1e3, "µs": seconds * 1e6, "µs per token": seconds / T * 1e6,
-                "tokens/s": B * T / seconds}  # fmt: skip
-    number = per_unit[unit(record.kind)]
-    return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2}f}"
+    B = record.batch_size
+    T = record.num_tokens
+    in_units = {
+        "ms": seconds * 1e3,
+        "µs": seconds * 1e6,
+        "µs per token": seconds / T * 1e6,
+        "tokens/s": B * T / seconds,
+    }
+    number = in_units[unit(record.kind)]
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
 HEAD = ["contestant", "time", "min … max", "jaxgru is … × as fast", "compile"]
@@ -79,7 +97,7 @@ def rows(records: Sequence[ContestantTime]) -> list[list[str]]:
         [
             r.contestant,
             value(r, r.median),
-            " … ".join(value(r, end) for end in _ends(r)),
+            " … ".join(value(r, seconds) for seconds in _ends(r)),
             f"{r.median / ours:.2f}" if ours else "–",
             f"{r.compile_seconds:.1f} s",
         ]
@@ -89,8 +107,9 @@ def rows(records: Sequence[ContestantTime]) -> list[list[str]]:
 
 def _ends(record: ContestantTime) -> tuple[float, float]:
     """Return the shortest and the longest time; in turn for tokens per second."""
-    ends = record.min, record.max
-    return ends[::-1] if unit(record.kind) == "tokens/s" else ends
+    if unit(record.kind) == "tokens/s":
+        return record.max, record.min
+    return record.min, record.max
 
 
 def newest(data: Benchmarks, kinds: Collection[str], precision: str) -> list[ContestantTime]:
@@ -102,35 +121,39 @@ def newest(data: Benchmarks, kinds: Collection[str], precision: str) -> list[Con
     return sorted(here, key=lambda record: list(kinds).index(record.kind))
 
 
-def compared(records: Iterable[ContestantTime]) -> Comparison:
-    """Return jaxgru's record of each task, and the others' times as multiples of its time.
+def compared(records: Iterable[ContestantTime]) -> list[Comparison]:
+    """Return a comparison of each task that jaxgru was measured at.
 
     Only those of one run are compared, because only they took turns.
     """
-    groups = (
-        {r.contestant: r for r in same} for same in grouped(records, lambda r: r.task).values()
-    )
-    return [
-        (ours, {name: r.median / ours.median for name, r in of.items() if r.run == ours.run})
-        for of in groups
-        if (ours := of.get("jaxgru"))
-    ]
+    comparisons = []
+    for of_task in grouped(records, lambda r: r.task).values():
+        by_contestant = {r.contestant: r for r in of_task}
+        ours = by_contestant.get("jaxgru")
+        if ours is None:
+            continue
+        multiples = {
+            name: r.median / ours.median for name, r in by_contestant.items() if r.run == ours.run
+        }
+        comparisons.append(Comparison(ours, multiples))
+    return comparisons
 
 
-def with_label(rows: Comparison) -> list[str]:
+def with_label(comparisons: Iterable[Comparison]) -> list[str]:
     """Return the contestants that have a column: those that have a label and were measured."""
-    measured = {name for _, faster in rows for name in faster}
+    measured = {name for comparison in comparisons for name in comparison.multiples}
     return [name for name, entry in CONTESTANTS.items() if entry.label and name in measured]
 
 
 def side_by_side(records: Iterable[ContestantTime]) -> str:
     """Return a table of jaxgru's times, and how many times as fast as the others they are."""
-    names = with_label(rows := compared(records))
-    lines = [
-        [title(ours), f"{value(ours, ours.median)} {unit(ours.kind)}",
-         *(f"{faster[name]:.2f}×" if name in faster else "–" for name in names[1:])]
-        for ours, faster in rows
-    ]  # fmt: skip
+    comparisons = compared(records)
+    names = with_label(comparisons)
+    lines = []
+    for ours, multiples in comparisons:
+        time = f"{value(ours, ours.median)} {unit(ours.kind)}"
+        others = (f"{multiples[name]:.2f}×" if name in multiples else "–" for name in names[1:])
+        lines.append([title(ours), time, *others])
     return table(["", *(CONTESTANTS[name].label for name in names)], lines, "lr")
 
 
@@ -139,18 +162,21 @@ def by_size(data: Benchmarks, other: str) -> str:
 
     An entry below 1, where jaxgru is slower, is bold.
     """
-    records, entries = newest(data, ["layer"], "float32"), {}
-    for ours, faster in compared(records):
+    records = newest(data, ["layer"], "float32")
+    by_layer: dict[tuple[str, int], dict[str, float]] = {}
+    for ours, multiples in compared(records):
         cell, H = ours.config.rsplit(", ", 1)
-        if other in faster:
-            entries.setdefault((cell, ours.batch_size), {})[H] = round(faster[other], 2)
-    if not entries:
+        if other in multiples:
+            by_H = by_layer.setdefault((cell, ours.batch_size), {})
+            by_H[H] = round(multiples[other], 2)
+    if not by_layer:
         return ""
-    ratios = [ratio for line in entries.values() for ratio in line.values()]
-    sizes = dict.fromkeys(H for line in entries.values() for H in line)
-    bold = lambda ratio: f"**{ratio:.2f}**" if ratio < 1 else f"{ratio:.2f}"
-    lines = ([*of, *(bold(line[H]) if H in line else "–" for H in sizes)]
-             for of, line in entries.items())  # fmt: skip
+    ratios = [ratio for by_H in by_layer.values() for ratio in by_H.values()]
+    sizes = dict.fromkeys(H for by_H in by_layer.values() for H in by_H)
+    lines = [
+        [cell, num_rows, *(_ratio(by_H.get(H)) for H in sizes)]
+        for (cell, num_rows), by_H in by_layer.items()
+    ]
     run = data.runs[max(record.run for record in records)]
     return (
         f"{run.hardware}; T = {records[0].num_tokens}; medians of {run.rounds} rounds. "
@@ -160,28 +186,33 @@ def by_size(data: Benchmarks, other: str) -> str:
     )
 
 
+def _ratio(ratio: float | None) -> str:
+    """Return a cell of `by_size`; None: that size was not measured."""
+    if ratio is None:
+        return "–"
+    return f"**{ratio:.2f}**" if ratio < 1 else f"{ratio:.2f}"
+
+
 def tables(data: Benchmarks) -> dict[str, str]:
     """Return the page's tables: times, and what the columns are."""
-    made = {
+    by_name = {
         name: side_by_side(newest(data, kinds, precision))
         for name, (kinds, precision) in TABLES.items()
     }
-    made["gradients"] = by_size(data, "autodiff")
-    made["torch.nn's layers"] = by_size(data, "torch.nn")
-    took_part = (
-        f"- **{entry.label}**: {entry.text}" for entry in CONTESTANTS.values() if entry.label
-    )
-    made["contestants"] = "\n".join(took_part)
-    return made
+    by_name["gradients"] = by_size(data, "autodiff")
+    by_name["torch.nn's layers"] = by_size(data, "torch.nn")
+    columns = [entry for entry in CONTESTANTS.values() if entry.label]
+    by_name["contestants"] = "\n".join(f"- **{entry.label}**: {entry.text}" for entry in columns)
+    return by_name
 
 
 def speeds(data: Benchmarks) -> str:
     """Return README's table of training steps in milliseconds: a row per Astra model."""
     steps = [r for r in newest(data, ["training"], "float32") if r.config.startswith("astra")]
     lines = []
-    for ours, faster in compared(steps):
-        times = [value(ours, faster[name] * ours.median) for name in IN_README]
-        lines.append([called(ours.config), f"**{times[0]}**", *times[1:]])
+    for ours, multiples in compared(steps):
+        first, *others = [value(ours, multiples[name] * ours.median) for name in IN_README]
+        lines.append([called(ours.config), f"**{first}**", *others])
     return table(["model", *IN_README.values()], lines, "lr")
 
 
@@ -194,7 +225,8 @@ def write(docs: Path, data: Benchmarks) -> None:
     (docs / "figures").mkdir(parents=True, exist_ok=True)
     save(docs / "benchmarks.json", data)
     steps = compared(newest(data, ["training"], "float32"))
-    steps = [step for step in steps if "subwords" not in called(step[0].config)]  # enough to see
+    # Enough to see
+    steps = [step for step in steps if "subwords" not in called(step.ours.config)]
     if steps:
         plot_speeds(docs / "figures" / "speed.svg", steps)
     write_page(docs / "performance.md", tables(data))
@@ -202,26 +234,20 @@ def write(docs: Path, data: Benchmarks) -> None:
         write_page(ROOT / "README.md", {"speeds": speeds(data)})
 
 
-def plot_speeds(path: Path, steps: Comparison) -> None:
+def plot_speeds(path: Path, steps: Sequence[Comparison]) -> None:
     """Draw the times of `compared` training steps, as multiples of jaxgru's: a group per config.
 
     Raises:
       OSError: the file cannot be written.
     """
-    names = [with_label([step]) for step in steps]
-    with svg(path, 1 + 0.23 * sum(len(bars) + 1.5 for bars in names)) as figure:
+    num_bars = [len(with_label([step])) for step in steps]
+    with svg(path, 1 + 0.23 * sum(n + 1.5 for n in num_bars)) as figure:
         axes = figure.subplots()
-        y, ticks = 0.0, {}
-        for (ours, faster), bars in zip(steps, names, strict=True):
-            beside(axes, called(ours.config), (0, y), INK, xytext=(0, 0), weight="bold")
-            for i, name in enumerate(bars, 1):
-                is_ours, time = name == "jaxgru", faster[name]
-                axes.barh(y + i, time, 0.76, color=BLUE if is_ours else LINE, zorder=2)
-                text = f"1 ({1e3 * ours.median:,.0f} ms)" if is_ours else f"{time:.2f}"
-                beside(axes, text, (time, y + i), BLUE if is_ours else INK)
-                ticks[y + i] = CONTESTANTS[name].label
-            axes.vlines(1, y + 0.6, y + len(bars) + 0.4, color=BLUE, lw=1, ls="--", zorder=3)
-            y += len(bars) + 1.5
+        ticks: dict[float, str] = {}
+        y = 0.0
+        for step, n in zip(steps, num_bars, strict=True):
+            ticks |= _draw_bars(axes, y, step)
+            y += n + 1.5
         head(axes, "The time of a training step", "jaxgru = 1; shorter is faster")
         axes.set_yticks([*ticks], [*ticks.values()])
         axes.set_xticks([])  # the bars say their lengths
@@ -230,3 +256,20 @@ def plot_speeds(path: Path, steps: Comparison) -> None:
         axes.margins(x=0.16)
         axes.set(xlim=(0, None), ylim=(y - 0.9, -0.8))
         axes.spines[:].set_visible(False)
+
+
+def _draw_bars(axes: Any, y: float, step: Comparison) -> dict[float, str]:
+    """Draw a config's bars, below its name at y; return where each contestant's label belongs."""
+    ours, multiples = step
+    names = with_label([step])
+    beside(axes, called(ours.config), (0, y), INK, xytext=(0, 0), weight="bold")
+    for i, name in enumerate(names, 1):
+        time = multiples[name]
+        if name == "jaxgru":
+            axes.barh(y + i, time, 0.76, color=BLUE, zorder=2)
+            beside(axes, f"1 ({1e3 * ours.median:,.0f} ms)", (time, y + i), BLUE)
+        else:
+            axes.barh(y + i, time, 0.76, color=LINE, zorder=2)
+            beside(axes, f"{time:.2f}", (time, y + i), INK)
+    axes.vlines(1, y + 0.6, y + len(names) + 0.4, color=BLUE, lw=1, ls="--", zorder=3)
+    return {y + i: CONTESTANTS[name].label for i, name in enumerate(names, 1)}

@@ -34,17 +34,26 @@ class LEM(Cell):
         y, z = carry
         a_y, a_z, a_in, a_out = jnp.split(a, 4, -1)
         u_y, u_z, u_in = jnp.split(layout.times(self.U, y), 3, -1)
-        dt_y, dt_z = sigmoid(a_y + u_y), sigmoid(a_z + u_z)
+        dt_y = sigmoid(a_y + u_y)
+        dt_z = sigmoid(a_z + u_z)
         z = (1 - dt_z) * z + dt_z * jnp.tanh(a_in + u_in)
-        return (1 - dt_y) * y + dt_y * jnp.tanh(a_out + layout.product(self.V, z)), z
+        y = (1 - dt_y) * y + dt_y * jnp.tanh(a_out + layout.product(self.V, z))
+        return y, z
 
 
 def init_lem(key: jax.Array, E: int, H: int) -> LEM:
     """Draw initial parameters: normal, with a variance of 1 / rows."""
-    shapes = (E, 4 * H), (H, 3 * H), (H, H)
-    keys = jax.random.split(key, len(shapes))
-    draw = lambda key, shape: jax.random.normal(key, shape) * shape[0] ** -0.5
-    return LEM(*map(draw, keys, shapes), jnp.zeros(4 * H))
+
+    def draw(key: jax.Array, num_rows: int, num_columns: int) -> jax.Array:
+        return jax.random.normal(key, (num_rows, num_columns)) * num_rows**-0.5
+
+    W_key, U_key, V_key = jax.random.split(key, 3)
+    return LEM(
+        W=draw(W_key, E, 4 * H),
+        U=draw(U_key, H, 3 * H),
+        V=draw(V_key, H, H),
+        b=jnp.zeros(4 * H),
+    )
 
 
 CELLS = {

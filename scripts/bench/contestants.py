@@ -30,11 +30,11 @@ from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, o
 from jaxgru.cells.marks import Marks
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
-from jaxgru.lm.config import Config
+from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.data.batching import random_crops
-from jaxgru.lm.model import round_model, token_nll
+from jaxgru.lm.model import Params, round_model, token_nll
 from jaxgru.lm.sampling import draw, filter_logits
-from jaxgru.lm.training import init_state, train_step
+from jaxgru.lm.training import TrainState, init_state, train_step
 from jaxgru.parallel.sharding import ROWS, data_mesh
 from pages.markdown import ROOT
 
@@ -60,8 +60,9 @@ def why_absent(name: str) -> str | None:
 def is_measured(name: str, task: AnyTask) -> bool:
     """Return whether a contestant is measured at a task: at its kind and, if a layer, has it."""
     entry = CONTESTANTS[name]
-    has_it = not isinstance(task, LayerTask) or task.cell in entry.cells
-    return has_it and task.what in entry.kinds
+    if isinstance(task, LayerTask) and task.cell not in entry.cells:
+        return False
+    return task.what in entry.kinds
 
 
 def build(name: str, task: AnyTask, precision: str) -> Contestant:
@@ -73,8 +74,8 @@ def build(name: str, task: AnyTask, precision: str) -> Contestant:
     entry = CONTESTANTS[name]
     if not is_measured(name, task):
         raise UserError(f"{name} has no such {task.what}")
-    peer = entry.needs and "torch" not in entry.needs
-    if (peer or not isinstance(task, Task)) and on_cpu() and precision != "float32":
+    is_peer = entry.needs and "torch" not in entry.needs
+    if on_cpu() and precision != "float32" and (is_peer or not isinstance(task, Task)):
         raise UserError("on a CPU it computes in float32 only")
     if isinstance(task, PPOTask):
         return _ppo(task, entry.ppo)
@@ -88,45 +89,72 @@ def build(name: str, task: AnyTask, precision: str) -> Contestant:
 
 def _jaxgru(task: Task, precision: str, implementation: str | None = None) -> Contestant:
     """Return jaxgru; implementation: of its layers, if it is not the config's."""
-    model, training, tokens = task.config.model, task.config.training, random_tokens(task)
+    model = task.config.model
+    training = task.config.training
     if implementation:
         training = dataclasses.replace(training, implementation=implementation)
     if precision == "bfloat16":
         training = dataclasses.replace(training, compute_dtype="bfloat16")
     if task.what == "training":
-        mesh = data_mesh(training.batch_size)
-        step = lambda state, tokens: train_step(training, state, tokens, mesh)
-        state = init_state(model, training)
-        return _training(step, *jax.device_put((state, tokens), NamedSharding(mesh, P())))
+        return _jaxgru_training(task, training)
     params = jaxgru.lm.init(jax.random.key(0), model)
     if precision == "bfloat16":
         params = round_model(params, jnp.bfloat16)
     if task.what == "forward":
-        forward = partial(jaxgru.lm.apply, implementation=training.implementation)
-        return _ahead(lambda params, tokens: forward(params, tokens)[0], params, tokens)
-    options = {"temperature": timing.TEMPERATURE, "top_k": min(timing.TOP_K, model.vocab_size)}
+        return _jaxgru_forward(task, params, training.implementation)
+    return _jaxgru_sampling(task, params)
+
+
+def _jaxgru_training(task: Task, training: TrainingConfig) -> Contestant:
+    mesh = data_mesh(training.batch_size)
+
+    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
+        return train_step(training, state, tokens, mesh)
+
+    state = init_state(task.config.model, training)
+    everywhere = NamedSharding(mesh, P())
+    return _compiled_training(step, *jax.device_put((state, random_tokens(task)), everywhere))
+
+
+def _jaxgru_forward(task: Task, params: Params, implementation: str) -> Contestant:
+    def forward(params: Params, tokens: jax.Array) -> jax.Array:
+        logits, _ = jaxgru.lm.apply(params, tokens, implementation=implementation)
+        return logits
+
+    return _compiled(forward, params, random_tokens(task))
+
+
+def _jaxgru_sampling(task: Task, params: Params) -> Contestant:
+    model = task.config.model
+    top_k = min(timing.TOP_K, model.vocab_size)
+    prompt = random_tokens(task)
     key = jax.random.key(2)
     # Split the rows over the cores where the weights are small: each core reads all of them
     if task.batch_size % jax.device_count() == 0 and model.hidden_dim <= 256:
         mesh = data_mesh(task.batch_size)
-        tokens = jax.device_put(tokens, NamedSharding(mesh, P(ROWS)))
+        prompt = jax.device_put(prompt, NamedSharding(mesh, P(ROWS)))
         params, key = jax.device_put((params, key), NamedSharding(mesh, P()))
-    return Contestant(
-        timing.calling(lambda: jaxgru.lm.generate(params, key, tokens, task.num_tokens, **options))
-    )
+
+    def generate() -> tuple:
+        return jaxgru.lm.generate(
+            params, key, prompt, task.num_tokens, temperature=timing.TEMPERATURE, top_k=top_k
+        )
+
+    return Contestant(timing.calling(generate))
 
 
 def _wavefront(task: Task, precision: str) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
-    layers, B = params.layers, task.batch_size
-    by_hand, x = [p.by_hand() for p in layers], jax.numpy.zeros((task.num_tokens, B, 1))
-    carry = jaxgru.lm.initial_carry(params, B)
-    if not wavefront.supports(layers, by_hand, x, carry, [Marks()] * len(layers)):
+    recurrences = [layer.by_hand() for layer in params.layers]
+    x = jnp.zeros((task.num_tokens, task.batch_size, 1))
+    carry = jaxgru.lm.initial_carry(params, task.batch_size)
+    marks = [Marks()] * len(params.layers)
+    if not wavefront.supports(params.layers, recurrences, x, carry, marks):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _jaxgru(task, precision, "wavefront")
 
 
-def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
+def _compiled_training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
     """Compile (state, tokens) → (state, loss) with the state donated; a call returns the loss."""
     program, seconds = timing.compiled(step, state, tokens, donate=(0,))
 
@@ -138,7 +166,8 @@ def _training(step: Callable, state: Any, tokens: jax.Array) -> Contestant:
     return Contestant(timing.calling(call), seconds)
 
 
-def _ahead(function: Callable, *arguments: Any) -> Contestant:
+def _compiled(function: Callable, *arguments: Any) -> Contestant:
+    """Compile a function for these arguments, with which it is then called."""
     program, seconds = timing.compiled(function, *arguments)
     return Contestant(timing.calling(lambda: program(*arguments)), seconds)
 
@@ -165,7 +194,8 @@ def _jax(task: Task, precision: str, make_model: Callable[[Config], JaxModel]) -
 
 
 def _jax_training(task: Task, model: JaxModel) -> Contestant:
-    training, mesh = task.config.training, data_mesh(task.config.training.batch_size)
+    training = task.config.training
+    mesh = data_mesh(training.batch_size)
     optimizer = optax.chain(
         optax.clip_by_global_norm(training.max_grad_norm),
         optax.adamw(training.learning_rate, weight_decay=training.weight_decay),
@@ -175,13 +205,15 @@ def _jax_training(task: Task, model: JaxModel) -> Contestant:
         logits, _ = model.apply(params, inputs, model.zeros(len(inputs)))
         return token_nll(logits, targets).mean()
 
-    def share(params: Any, *batch: jax.Array) -> tuple:
-        return jax.lax.pmean(jax.value_and_grad(loss_fn)(params, *batch), ROWS)
-
-    rows = P(ROWS)
-    loss_and_grads = jax.shard_map(
-        share, mesh=mesh, in_specs=(P(), rows, rows), out_specs=P(), check_vma=False
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P(), P(ROWS), P(ROWS)),
+        out_specs=P(),
+        check_vma=False,
     )
+    def loss_and_grads(params: Any, *batch: jax.Array) -> tuple:
+        return jax.lax.pmean(jax.value_and_grad(loss_fn)(params, *batch), ROWS)
 
     def step(state: tuple, tokens: jax.Array) -> tuple[tuple, jax.Array]:
         params, opt_state, key = state
@@ -192,14 +224,15 @@ def _jax_training(task: Task, model: JaxModel) -> Contestant:
         return (optax.apply_updates(params, updates), opt_state, key), loss
 
     state = model.params, optimizer.init(model.params), jax.random.key(2)
-    return _training(step, *jax.device_put((state, random_tokens(task)), NamedSharding(mesh, P())))
+    everywhere = NamedSharding(mesh, P())
+    return _compiled_training(step, *jax.device_put((state, random_tokens(task)), everywhere))
 
 
 def _jax_forward(task: Task, model: JaxModel) -> Contestant:
     def forward(params: Any, tokens: jax.Array) -> jax.Array:
         return model.apply(params, tokens, model.zeros(task.batch_size))[0]
 
-    return _ahead(forward, model.params, random_tokens(task))
+    return _compiled(forward, model.params, random_tokens(task))
 
 
 def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
@@ -215,7 +248,7 @@ def _jax_sampling(task: Task, model: JaxModel) -> Contestant:
         keys = jax.random.split(key, task.num_tokens)
         return jax.lax.scan(next_token, (prompt, model.zeros(task.batch_size)), keys)[1]
 
-    return _ahead(generate, model.params, jax.random.key(2), random_tokens(task))
+    return _compiled(generate, model.params, jax.random.key(2), random_tokens(task))
 
 
 def _zeros(config: Config) -> Callable[[int], list]:
@@ -223,7 +256,8 @@ def _zeros(config: Config) -> Callable[[int], list]:
 
     def zeros(batch_size: int) -> list:
         h = jnp.zeros((batch_size, config.model.hidden_dim))
-        return [(h, h) if config.model.cell == "lstm" else h] * config.model.num_layers
+        state = (h, h) if config.model.cell == "lstm" else h
+        return [state] * config.model.num_layers
 
     return zeros
 
@@ -231,22 +265,26 @@ def _zeros(config: Config) -> Callable[[int], list]:
 def _haiku_model(config: Config) -> JaxModel:
     import haiku as hk
 
-    m, zeros = config.model, _zeros(config)
+    m = config.model
+    is_lstm = m.cell == "lstm"
     core = {"gru": hk.GRU, "lstm": hk.LSTM, "rnn": hk.VanillaRNN}[m.cell]
+    zeros = _zeros(config)
 
     def network(tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
-        x, new_carry = hk.Embed(m.vocab_size, m.embedding_dim)(tokens.T), []
+        x = hk.Embed(m.vocab_size, m.embedding_dim)(tokens.T)
+        new_carry = []
         for state in carry:
-            state = hk.LSTMState(*state) if m.cell == "lstm" else state
-            x, state = hk.dynamic_unroll(core(m.hidden_dim), x, state)
-            new_carry.append(tuple(state) if m.cell == "lstm" else state)
+            first = hk.LSTMState(*state) if is_lstm else state
+            x, last = hk.dynamic_unroll(core(m.hidden_dim), x, first)
+            new_carry.append(tuple(last) if is_lstm else last)
         if m.final_norm:
             x = hk.LayerNorm(-1, create_scale=True, create_offset=True)(x)
         return hk.Linear(m.vocab_size)(x).swapaxes(0, 1), new_carry
 
     init, apply = hk.without_apply_rng(hk.transform(network))
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return JaxModel(jax.jit(init)(jax.random.key(0), tokens, zeros(1)), apply, zeros)
+    params = jax.jit(init)(jax.random.key(0), tokens, zeros(1))
+    return JaxModel(params, apply, zeros)
 
 
 def _nnx_model(config: Config) -> JaxModel:
@@ -258,20 +296,23 @@ def _nnx_model(config: Config) -> JaxModel:
     class Network(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.embedding = nnx.Embed(m.vocab_size, m.embedding_dim, rngs=rngs)
+            in_features = m.embedding_dim
             for i in range(m.num_layers):
-                layer = cell(m.hidden_dim if i else m.embedding_dim, m.hidden_dim, rngs=rngs)
+                layer = cell(in_features, m.hidden_dim, rngs=rngs)
                 setattr(self, f"layer{i}", nnx.RNN(layer, time_major=True, return_carry=True))
+                in_features = m.hidden_dim
             self.norm = nnx.LayerNorm(m.hidden_dim, rngs=rngs) if m.final_norm else lambda x: x
             self.head = nnx.Linear(m.hidden_dim, m.vocab_size, rngs=rngs)
 
         def __call__(self, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
-            x, new_carry = self.embedding(tokens.T), []
+            x = self.embedding(tokens.T)
+            new_carry = []
             for i, state in enumerate(carry):
                 state, x = getattr(self, f"layer{i}")(x, initial_carry=state)
                 new_carry.append(state)
             return self.head(self.norm(x)).swapaxes(0, 1), new_carry
 
-    # Split and merge by hand: nnx.jit would do so in Python at every call
+    # Split here and merge in `apply`: nnx.jit would do so in Python at every call
     graph, params, rest = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
 
     def apply(params: Any, tokens: jax.Array, carry: list) -> tuple[jax.Array, list]:
@@ -293,19 +334,27 @@ def _torch(task: Task | LayerTask, precision: str) -> Contestant:
 # --- Reinforcement learning
 
 
-def _ppo(task: PPOTask, rnn: str) -> Contestant:
+def _ppo(task: PPOTask, name: str) -> Contestant:
+    """Return a training of the example, whose name for the recurrence this is."""
     ppo = runpy.run_path(str(ROOT / "examples" / "recurrent_ppo.py"))
-    sizes = {"num_steps": task.num_tokens, "hidden_dim": task.hidden_dim, "updates": task.updates}
-    s = ppo["Settings"](num_envs=4 * task.batch_size, **sizes)
+    rnn = ppo["RNNS"][name]
+    settings = ppo["Settings"](
+        num_envs=4 * task.batch_size,
+        num_steps=task.num_tokens,
+        hidden_dim=task.hidden_dim,
+        updates=task.updates,
+    )
 
     def train(key: jax.Array) -> jax.Array:
         init_key, key = jax.random.split(key)
-        params = ppo["init_policy"](init_key, ppo["RNNS"][rnn], s.hidden_dim)
-        return ppo["train"](params, key, ppo["RNNS"][rnn], s)[1]
+        params = ppo["init_policy"](init_key, rnn, settings.hidden_dim)
+        _, returns = ppo["train"](params, key, rnn, settings)
+        return returns
 
+    key = jax.random.key(0)
     if task.seeds == 1:
-        return _ahead(train, jax.random.key(0))
-    return _ahead(jax.vmap(train), jax.random.split(jax.random.key(0), task.seeds))
+        return _compiled(train, key)
+    return _compiled(jax.vmap(train), jax.random.split(key, task.seeds))
 
 
 class Entry(NamedTuple):
@@ -322,45 +371,80 @@ class Entry(NamedTuple):
     label: str = ""  # of its column in the page's tables and its bar in the figure
 
 
-MODEL = "training", "forward", "sampling"
+MODEL = ("training", "forward", "sampling")
 
 CONTESTANTS = {
     "jaxgru": Entry(
-        "`train_step`, `apply` and `generate`", KINDS,
-        _jaxgru, layers.jaxgru_layer, CELLS, ppo="jaxgru",
-        label="jaxgru"),
+        text="`train_step`, `apply` and `generate`",
+        kinds=KINDS,
+        model=_jaxgru,
+        layer=layers.jaxgru_layer,
+        cells=CELLS,
+        ppo="jaxgru",
+        label="jaxgru",
+    ),
     "wavefront": Entry(
-        'jaxgru with `training.implementation = "wavefront"`: its layers in parallel, for GPUs',
-        ("training", "forward"), _wavefront, label="wavefront"),
+        text='jaxgru with `training.implementation = "wavefront"`: its layers in parallel, for '
+        "GPUs",
+        kinds=("training", "forward"),
+        model=_wavefront,
+        label="wavefront",
+    ),
     "autodiff": Entry(
-        'jaxgru with `training.implementation = "autodiff"`: its cell in a `lax.scan`, which JAX '
-        "differentiates (not measured for writing, which takes one step at a time)",
-        ("training", "forward", "layer", "resets"), partial(_jaxgru, implementation="autodiff"),
-        partial(layers.jaxgru_layer, implementation="autodiff"), CELLS,
-        label="lax.scan"),
+        text='jaxgru with `training.implementation = "autodiff"`: its cell in a `lax.scan`, which '
+        "JAX differentiates (not measured for writing, which takes one step at a time)",
+        kinds=("training", "forward", "layer", "resets"),
+        model=partial(_jaxgru, implementation="autodiff"),
+        layer=partial(layers.jaxgru_layer, implementation="autodiff"),
+        cells=CELLS,
+        label="lax.scan",
+    ),
     "nnx": Entry(
-        "`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
+        text="`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
         "applies the reset gate after the multiplication, which is cheaper",
-        (*MODEL, "resets", "step"), partial(_jax, make_model=_nnx_model),
-        layers.nnx_layer, needs=("flax.nnx",),
-        package="flax", label="Flax NNX"),
+        kinds=(*MODEL, "resets", "step"),
+        model=partial(_jax, make_model=_nnx_model),
+        layer=layers.nnx_layer,
+        needs=("flax.nnx",),
+        package="flax",
+        label="Flax NNX",
+    ),
     "linen": Entry(
-        "`linen.GRUCell` (`OptimizedLSTMCell`) under a scan", ("ppo", "resets", "step"),
-        layer=layers.linen_layer, ppo="flax", needs=("flax.linen",),
-        package="flax", label="Flax Linen"),
+        text="`linen.GRUCell` (`OptimizedLSTMCell`) under a scan",
+        kinds=("ppo", "resets", "step"),
+        layer=layers.linen_layer,
+        ppo="flax",
+        needs=("flax.linen",),
+        package="flax",
+        label="Flax Linen",
+    ),
     "equinox": Entry(
-        "`eqx.nn.GRUCell` (`LSTMCell`) by `vmap`, under a scan", ("resets", "step"),
-        layer=layers.equinox_layer, needs=("equinox",),
-        package="equinox", label="Equinox"),
+        text="`eqx.nn.GRUCell` (`LSTMCell`) by `vmap`, under a scan",
+        kinds=("resets", "step"),
+        layer=layers.equinox_layer,
+        needs=("equinox",),
+        package="equinox",
+        label="Equinox",
+    ),
     "haiku": Entry(
-        "`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
-        (*MODEL, "resets"), partial(_jax, make_model=_haiku_model),
-        layers.haiku_layer, ("GRU, reset before", "LSTM"), needs=("haiku",),
-        package="dm-haiku", label="dm-haiku"),
+        text="`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+        kinds=(*MODEL, "resets"),
+        model=partial(_jax, make_model=_haiku_model),
+        layer=layers.haiku_layer,
+        cells=("GRU, reset before", "LSTM"),
+        needs=("haiku",),
+        package="dm-haiku",
+        label="dm-haiku",
+    ),
     "torch.nn": Entry(
-        "`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
+        text="`torch.nn.GRU` (`LSTM`, `RNN`) of the same sizes, through oneDNN or cuDNN, without "
         "dropout; its GRU applies the reset gate after the multiplication",
-        (*MODEL, "layer"), _torch, needs=("torch", "torchref"), package="torch", label="torch.nn"),
-}  # fmt: skip
+        kinds=(*MODEL, "layer"),
+        model=_torch,
+        needs=("torch", "torchref"),
+        package="torch",
+        label="torch.nn",
+    ),
+}
 """The contestants, in the page's order, each as it is fastest on a CPU: JAX splits the batch,
 PyTorch the products."""

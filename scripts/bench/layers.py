@@ -37,10 +37,10 @@ def contestant(task: LayerTask, layer: Layer) -> Contestant:
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(task.num_tokens, task.batch_size, task.hidden_dim)), "f4")
     if task.what == "step":
-        step = jax.jit(layer.step) if task.jit else layer.step
-        call = lambda: jax.block_until_ready(step(layer.params, layer.carry, x[0]))
-        return Contestant(calling(call))
-    reset = jnp.asarray(rng.random(x.shape[:2]) < 1 / 16) if task.what == "resets" else None
+        return _one_step(task, layer, x)
+    reset = None
+    if task.what == "resets":
+        reset = jnp.asarray(rng.random(x.shape[:2]) < 1 / 16)
 
     def loss(params: Any, x: jax.Array, reset: jax.Array | None) -> jax.Array:
         return jnp.square(layer.apply(params, x, reset)).sum()
@@ -50,16 +50,26 @@ def contestant(task: LayerTask, layer: Layer) -> Contestant:
     return Contestant(calling(lambda: gradients(*arguments)), seconds)
 
 
+def _one_step(task: LayerTask, layer: Layer, x: jax.Array) -> Contestant:
+    step = jax.jit(layer.step) if task.jit else layer.step
+
+    def call() -> tuple[Any, jax.Array]:
+        return jax.block_until_ready(step(layer.params, layer.carry, x[0]))
+
+    return Contestant(calling(call))
+
+
 def jaxgru_layer(task: LayerTask, implementation: str = "auto") -> Layer:
     """Return `jaxgru.unroll` and `jaxgru.step`."""
     params = CELLS[task.cell](jax.random.key(0), task.hidden_dim, task.hidden_dim)
 
     def apply(params: Any, x: jax.Array, reset: jax.Array | None) -> jax.Array:
-        options = {"time_major": True, "implementation": implementation}
-        return jaxgru.unroll(params, x, reset=reset, **options)[0]
+        y, _ = jaxgru.unroll(params, x, reset=reset, time_major=True, implementation=implementation)
+        return y
 
     def step(params: Any, carry: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        return jaxgru.step(params, x, carry)[::-1]
+        y, carry = jaxgru.step(params, x, carry)
+        return carry, y
 
     return Layer(params, apply, step, jaxgru.initial_carry(params, task.batch_size))
 
@@ -71,11 +81,14 @@ def haiku_layer(task: LayerTask) -> Layer:
     def network(x: jax.Array, reset: jax.Array) -> jax.Array:
         core = hk.LSTM(task.hidden_dim) if task.cell == "LSTM" else hk.GRU(task.hidden_dim)
         zeros = core.initial_state(x.shape[1])
-        return hk.dynamic_unroll(hk.ResetCore(core), (x, reset), zeros)[0]
+        y, _ = hk.dynamic_unroll(hk.ResetCore(core), (x, reset), zeros)
+        return y
 
     init, apply = hk.without_apply_rng(hk.transform(network))
-    x, reset = jnp.zeros((1, 1, task.hidden_dim)), jnp.zeros((1, 1), bool)
-    return Layer(jax.jit(init)(jax.random.key(0), x, reset), apply)
+    x = jnp.zeros((1, 1, task.hidden_dim))
+    reset = jnp.zeros((1, 1), bool)
+    params = jax.jit(init)(jax.random.key(0), x, reset)
+    return Layer(params, apply)
 
 
 def _zeros(task: LayerTask) -> Any:
@@ -93,7 +106,8 @@ def _scanned(task: LayerTask, params: Any, step: Step) -> Layer:
             carry = jax.tree.map(lambda c: jnp.where(reset[:, None], 0, c), carry)
             return step(params, carry, x)
 
-        return jax.lax.scan(step_or_reset, _zeros(task), (x, reset))[1]
+        _, y = jax.lax.scan(step_or_reset, _zeros(task), (x, reset))
+        return y
 
     return Layer(params, apply, step, _zeros(task))
 
@@ -102,9 +116,11 @@ def linen_layer(task: LayerTask) -> Layer:
     """Return `linen.GRUCell` or `OptimizedLSTMCell`; `nn.scan` compiles to the same program."""
     from flax import linen as nn
 
-    cell = (nn.OptimizedLSTMCell if task.cell == "LSTM" else nn.GRUCell)(task.hidden_dim)
+    cell = nn.OptimizedLSTMCell if task.cell == "LSTM" else nn.GRUCell
+    core = cell(task.hidden_dim)
     x = jnp.zeros((task.batch_size, task.hidden_dim))
-    return _scanned(task, jax.jit(cell.init)(jax.random.key(0), _zeros(task), x), cell.apply)
+    params = jax.jit(core.init)(jax.random.key(0), _zeros(task), x)
+    return _scanned(task, params, core.apply)
 
 
 def nnx_layer(task: LayerTask) -> Layer:
@@ -126,13 +142,14 @@ def equinox_layer(task: LayerTask) -> Layer:
     """Return `eqx.nn.GRUCell` or `LSTMCell` over the batch by `vmap`."""
     import equinox as eqx
 
-    lstm = task.cell == "LSTM"
-    cell = eqx.nn.LSTMCell if lstm else eqx.nn.GRUCell
+    is_lstm = task.cell == "LSTM"
+    cell = eqx.nn.LSTMCell if is_lstm else eqx.nn.GRUCell
     core = cell(task.hidden_dim, task.hidden_dim, key=jax.random.key(0))
     params, static = eqx.partition(core, eqx.is_array)
 
     def step(params: Any, carry: Any, x: jax.Array) -> tuple[Any, jax.Array]:
         carry = jax.vmap(eqx.combine(params, static))(x, carry)
-        return carry, carry[0] if lstm else carry
+        h = carry[0] if is_lstm else carry
+        return carry, h
 
     return _scanned(task, params, step)

@@ -66,13 +66,19 @@ class Benchmarks(Record):
         Runs without any records left are dropped.
         """
         runs = self.runs | {name: run}
-        of = lambda r: (runs[r.run].hardware, r.task, r.contestant)
-        kept = [*{of(r): r for r in [*self.records, *records]}.values()]
-        return Benchmarks({name: runs[name] for name in sorted({r.run for r in kept})}, kept)
+        newest = {}
+        for record in [*self.records, *records]:
+            newest[runs[record.run].hardware, record.task, record.contestant] = record
+        names = sorted({record.run for record in newest.values()})
+        return Benchmarks({name: runs[name] for name in names}, [*newest.values()])
 
 
 def load(path: Path) -> Benchmarks:
-    """Read the file's runs and records; none if there is no file. Raises RecordError."""
+    """Read the file's runs and records; none if there is no file.
+
+    Raises:
+      UserError: the file holds something else.
+    """
     return load_or(Benchmarks(), path, Benchmarks)
 
 

@@ -27,7 +27,10 @@ SAMPLING = {1: 128, 64: 64, 512: 32}
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"}
 """Precisions of matrix products (all else is float32): our names, and JAX's."""
 
-TEMPERATURE, TOP_K = 0.8, 30  # of sampling
+# Of sampling
+TEMPERATURE = 0.8
+TOP_K = 30
+
 MIN_SECONDS = 0.05  # a round makes as many calls as take at least this long
 
 
@@ -50,7 +53,9 @@ class Task:
     @property
     def kind(self) -> str:
         """`what`, for sampling with the number of rows: "training", "sampling_64"."""
-        return f"sampling_{self.batch_size}" if self.what == "sampling" else self.what
+        if self.what == "sampling":
+            return f"sampling_{self.batch_size}"
+        return self.what
 
     @property
     def name(self) -> str:
@@ -112,9 +117,11 @@ class PPOTask:
         return f"GRU, H {self.hidden_dim}"
 
 
-PPO_TASKS = [PPOTask(128, B) for B in (1, 4, 16)]
-PPO_TASKS += [PPOTask(128, B, seeds=8) for B in (1, 4)]
-PPO_TASKS += [PPOTask(512, B) for B in (1, 4, 16)]  # the slowest come last
+PPO_TASKS = [
+    *(PPOTask(128, B) for B in (1, 4, 16)),
+    *(PPOTask(128, B, seeds=8) for B in (1, 4)),
+    *(PPOTask(512, B) for B in (1, 4, 16)),  # the slowest come last
+]
 WITHOUT_CONFIG = {what: [task for task in LAYER_TASKS if task.what == what] for what in ONE_CORE}
 WITHOUT_CONFIG["ppo"] = PPO_TASKS
 """The tasks that no config describes."""
@@ -133,9 +140,15 @@ def tasks(config: Config, what: str) -> list[Task]:
 
 def random_tokens(task: Task) -> jax.Array:
     """Return random tokens: a corpus for training, a batch for the forward pass, a prompt each."""
-    B, T = task.batch_size, task.num_tokens
-    shape = {"training": (100_000 + 2 * T,), "forward": (B, T), "sampling": (B, 1)}[task.what]
-    tokens = np.random.default_rng(0).integers(task.config.model.vocab_size, size=shape)
+    B = task.batch_size
+    T = task.num_tokens
+    shapes = {
+        "training": (100_000 + 2 * T,),
+        "forward": (B, T),
+        "sampling": (B, 1),
+    }
+    vocab_size = task.config.model.vocab_size
+    tokens = np.random.default_rng(0).integers(vocab_size, size=shapes[task.what])
     return jnp.asarray(tokens, jnp.int32)
 
 
@@ -146,8 +159,9 @@ def random_tokens(task: Task) -> jax.Array:
 class Contestant:
     """Something to be timed.
 
-    run: makes that many calls and returns when the device has finished the last one.
-    compile_seconds: if compiling is timed separately; None: the first call minus a later one.
+    Attributes:
+      run: makes that many calls and returns when the device has finished the last one.
+      compile_seconds: if compiling is timed separately; None: the first call minus the second.
     """
 
     run: Callable[[int], Any]
@@ -159,14 +173,21 @@ class Started:
     """A contestant that was called twice: seconds of the first and of the second call."""
 
     contestant: Contestant
-    first: float
-    later: float
+    first_call: float
+    second_call: float
 
     @property
     def compile_seconds(self) -> float:
         """Seconds that compiling took."""
-        timed = self.contestant.compile_seconds
-        return max(self.first - self.later, 0.0) if timed is None else timed
+        if self.contestant.compile_seconds is not None:
+            return self.contestant.compile_seconds
+        return max(self.first_call - self.second_call, 0.0)
+
+    def calls_of(self, min_seconds: float) -> int:
+        """Return how many calls take at least this long."""
+        if self.second_call <= 0:
+            return 1
+        return max(1, math.ceil(min_seconds / self.second_call))
 
 
 def start(
@@ -174,7 +195,9 @@ def start(
 ) -> Started:
     """Build a contestant and call it twice, so that it is compiled and warm."""
     contestant = build()
-    return Started(contestant, _timed(contestant, 1, clock), _timed(contestant, 1, clock))
+    first_call = _seconds(contestant, 1, clock)
+    second_call = _seconds(contestant, 1, clock)
+    return Started(contestant, first_call, second_call)
 
 
 def measure(
@@ -190,22 +213,20 @@ def measure(
       each contestant's seconds per call, one value per round: the mean of as many calls as take
       `min_seconds`, judged by the second call of `start`.
     """
-    calls = {
-        name: max(1, math.ceil(min_seconds / s.later)) if s.later > 0 else 1
-        for name, s in started.items()
-    }
     seconds: dict[str, list[float]] = {name: [] for name in started}
     for number in range(rounds):
-        for name, s in started.items():
+        for name, entry in started.items():
             on_round(name, number)
-            seconds[name].append(_timed(s.contestant, calls[name], clock) / calls[name])
+            calls = entry.calls_of(min_seconds)
+            seconds[name].append(_seconds(entry.contestant, calls, clock) / calls)
     return seconds
 
 
-def _timed(contestant: Contestant, calls: int, clock: Callable[[], float]) -> float:
-    began = clock()
+def _seconds(contestant: Contestant, calls: int, clock: Callable[[], float]) -> float:
+    """Return how long this many calls take."""
+    start_time = clock()
     contestant.run(calls)
-    return clock() - began
+    return clock() - start_time
 
 
 # --- JAX: compiling and calling
@@ -220,9 +241,9 @@ def compiled(
     function: Callable, *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[jax.stages.Compiled, float]:
     """Compile a function for these arguments; return it and the seconds, tracing included."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     program = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
-    return program, time.perf_counter() - began
+    return program, time.perf_counter() - start_time
 
 
 def calling(call: Callable[[], Any]) -> Callable[[int], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from torchref.training import loss_fn, make_optimizer
 
 def device() -> str:
     """Return torch's device: a GPU only if JAX computes on one, too."""
-    return "cuda" if not on_cpu() and torch.cuda.is_available() else "cpu"
+    if on_cpu() or not torch.cuda.is_available():
+        return "cpu"
+    return "cuda"
 
 
 def _synchronize() -> None:
@@ -29,15 +32,16 @@ def _synchronize() -> None:
 @contextlib.contextmanager
 def _precision(precision: str) -> Iterator[None]:
     """Set the precision of matrix products inside, also in oneDNN's and cuDNN's recurrences."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    matmul_before = torch.get_float32_matmul_precision()
+    cudnn_before = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         with torch.autocast(device(), torch.bfloat16, enabled=precision == "bfloat16"):
             yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        torch.set_float32_matmul_precision(matmul_before)
+        torch.backends.cudnn.allow_tf32 = cudnn_before
 
 
 def _torch_nn(config: Config) -> Any:
@@ -67,8 +71,9 @@ def contestant(task: Task | LayerTask, precision: str) -> Contestant:
         return _layer(task, precision)
     model = _torch_nn(task.config).to(device()).train(task.what == "training")
     tokens = torch.as_tensor(np.array(random_tokens(task), np.int64), device=device())
-    make = {"training": _training, "forward": _forward, "sampling": _sampling}
-    call = make[task.what](task, model, tokens)
+    makers = {"training": _training, "forward": _forward, "sampling": _sampling}
+    make_call = makers[task.what]
+    call = make_call(task, model, tokens)
 
     def run(calls: int) -> Any:
         with _precision(precision):
@@ -119,12 +124,13 @@ def _training(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
 def _forward(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
     def call() -> Any:
         with torch.inference_mode():
-            return model(tokens)[0]
+            logits, _ = model(tokens)
+            return logits
 
     return call
 
 
 def _sampling(task: Task, model: Any, tokens: Any) -> Callable[[], Any]:
-    return lambda: torchref.generate(
-        model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
+    return partial(
+        torchref.generate, model, tokens, task.num_tokens, temperature=TEMPERATURE, top_k=TOP_K
     )

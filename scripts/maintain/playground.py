@@ -39,19 +39,19 @@ def main() -> None:
     folder = parser.parse_args().output
     _, config, tokenizer = load(MODELS[0])
     _, dataset = load_dataset(config, tokenizer)
-    made = {"commit": current_commit(), "corpus": dataset.sha256}
+    source = {"commit": current_commit(), "corpus": dataset.sha256}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "bigram.json", _json(made, nats=bigram_nats(count_bigrams(dataset))))
-        write_text(folder / "units.json", _json(made, models=all_units(dataset)))
+        write_text(folder / "bigram.json", _json(source, nats=bigram_nats(count_bigrams(dataset))))
+        write_text(folder / "units.json", _json(source, models=all_units(dataset)))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
     print(f"written to {folder}")
 
 
-def _json(made: dict[str, str | None], **content: Any) -> str:
+def _json(source: dict[str, str | None], **content: Any) -> str:
     """Return an object with one row of numbers, or one unit, per line."""
-    text = json.dumps(made | content)
+    text = json.dumps(source | content)
     return re.sub(r"(?<=[\]}],) (?=[\[{])", "\n", text) + "\n"
 
 
@@ -74,10 +74,12 @@ def bigram_nats(bigrams: NGram) -> list[list[float]]:
 
 def all_units(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
     """Return each model's units, over the validation text."""
-    text = dataset.tokenizer.decode(dataset.validation)
-    return {
-        name: units(states(load(name)[0], dataset.validation), features(text)) for name in MODELS
-    }
+    of_text = features(dataset.tokenizer.decode(dataset.validation))
+    by_model = {}
+    for name in MODELS:
+        params, _, _ = load(name)
+        by_model[name] = units(states(params, dataset.validation), of_text)
+    return by_model
 
 
 def states(params: Params, tokens: Int[np.ndarray, "T"]) -> list[Float[np.ndarray, "T H"]]:
@@ -91,41 +93,43 @@ def features(text: str) -> dict[str, Float[np.ndarray, "T"]]:
 
     Tiny Shakespeare has no double quotation marks, and its single ones are mostly apostrophes.
     """
-    characters = np.array(list(text))
-
-    def since(pattern: str) -> Float[np.ndarray, "T"]:
-        """Count the characters since the last match."""
-        ends = np.zeros(len(text) + 1, np.int64)
-        for match in re.finditer(pattern, text):
-            ends[match.end()] = match.end()
-        return np.arange(len(text)) + 1.0 - np.maximum.accumulate(ends)[1:]
-
-    def inside(pattern: str) -> Float[np.ndarray, "T"]:
-        """1 at the characters of the matches."""
-        result = np.zeros(len(text))
-        for match in re.finditer(pattern, text):
-            result[match.start() : match.end()] = 1
-        return result
-
-    def one_of(some: str) -> Float[np.ndarray, "T"]:
-        return np.isin(characters, list(some)).astype(float)
-
     return {
-        "position in the line": since(r"\n"),
-        "position in the speech": since(r"\n\n"),
-        "position in the sentence": since(r"[.?!]\s"),
-        "position in the word": since(r"[^A-Za-z']"),
-        "inside a speaker's name": inside(r"(?<=\n\n)[^\n:]+(?=:\n)"),
-        "after a speaker's name": one_of(":"),
-        "upper case": inside(r"[A-Z]"),
-        "a run of upper-case letters": inside(r"[A-Z]{2,}"),
-        "after a vowel": one_of("aeiouAEIOU"),
-        "after a space": one_of(" "),
-        "after a line's end": one_of("\n"),
-        "after an empty line": inside(r"(?<=\n)\n"),
-        "after a comma": one_of(","),
-        "after a sentence's end": one_of(".?!"),
+        "position in the line": _since(r"\n", text),
+        "position in the speech": _since(r"\n\n", text),
+        "position in the sentence": _since(r"[.?!]\s", text),
+        "position in the word": _since(r"[^A-Za-z']", text),
+        "inside a speaker's name": _inside(r"(?<=\n\n)[^\n:]+(?=:\n)", text),
+        "after a speaker's name": _one_of(":", text),
+        "upper case": _inside(r"[A-Z]", text),
+        "a run of upper-case letters": _inside(r"[A-Z]{2,}", text),
+        "after a vowel": _one_of("aeiouAEIOU", text),
+        "after a space": _one_of(" ", text),
+        "after a line's end": _one_of("\n", text),
+        "after an empty line": _inside(r"(?<=\n)\n", text),
+        "after a comma": _one_of(",", text),
+        "after a sentence's end": _one_of(".?!", text),
     }
+
+
+def _since(pattern: str, text: str) -> Float[np.ndarray, "T"]:
+    """Count the characters since the last match."""
+    ends = np.zeros(len(text) + 1, np.int64)
+    for match in re.finditer(pattern, text):
+        ends[match.end()] = match.end()
+    return np.arange(len(text)) + 1.0 - np.maximum.accumulate(ends)[1:]
+
+
+def _inside(pattern: str, text: str) -> Float[np.ndarray, "T"]:
+    """1 at the characters of the matches."""
+    result = np.zeros(len(text))
+    for match in re.finditer(pattern, text):
+        result[match.start() : match.end()] = 1
+    return result
+
+
+def _one_of(characters: str, text: str) -> Float[np.ndarray, "T"]:
+    """1 at each of these characters."""
+    return np.isin(list(text), list(characters)).astype(float)
 
 
 def units(
@@ -141,10 +145,16 @@ def units(
     for follows, feature in features.items():
         r = h.T @ _standardised(feature[:, None])[:, 0] / len(feature)
         for unit in np.argsort(-abs(r), kind="stable")[:UNITS_PER_FEATURE]:
-            if abs(r[unit]) >= LEAST_CORRELATION:
-                of_layer, correlation = int(layer_of[unit]), round(float(r[unit]), 3)
-                result.append({"unit": int(unit), "layer": of_layer, "follows": follows,
-                               "correlation": correlation})  # fmt: skip
+            if abs(r[unit]) < LEAST_CORRELATION:
+                continue
+            result.append(
+                {
+                    "unit": int(unit),
+                    "layer": int(layer_of[unit]),
+                    "follows": follows,
+                    "correlation": round(float(r[unit]), 3),
+                }
+            )
     return result
 
 

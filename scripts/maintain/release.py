@@ -44,23 +44,37 @@ def main() -> None:
         raise RunError(f"{target} exists; to replace it, add --force.")
     if 4 * num_params(params) > MAX_BYTES:
         raise RunError(f"{config.name} is larger than {MAX_BYTES:,} bytes, a release's limit.")
-    _, dataset = load_dataset(config, tokenizer, load_info(run).text_sha256)
-    subject = Subject(params, dataset, config.training.sequence_length)
-    nats = {"windows": subject.loss(subject.window), "stream": subject.stream,
-            "stateless": subject.loss(1)}  # fmt: skip
-    sizes = len(subject.nats), dataset.num_characters
-    losses = {name: in_units(loss, *sizes) for name, loss in nats.items()}
+    info = load_info(run)
+    _, dataset = load_dataset(config, tokenizer, info.text_sha256)
+    losses = evaluate(Subject(params, dataset, config.training.sequence_length))
     epochs = load_metrics(run / "metrics.jsonl")
     save_safetensors(target, params, config, tokenizer, dataset.sha256)
-    commits = load_info(run).commits
-    text = card(config, dataset, num_params(params), losses, epochs, commits)
+    text = card(config, dataset, num_params(params), losses, epochs, info.commits)
     write_text(target.with_suffix(".md"), text)
-    path = arguments.folder / "losses.json"
-    models = measured_losses(arguments.folder) if path.exists() else {}
-    models[config.name] = {name: round(units["nats_per_character"], 4)
-                           for name, units in losses.items()}  # fmt: skip
-    write_text(path, json.dumps(dict(sorted(models.items())), indent=1) + "\n")
+    write_losses(arguments.folder, config.name, losses)
     print(f"{config.name} written to {target}")
+
+
+def evaluate(subject: Subject) -> dict[str, dict[str, float]]:
+    """Return the model's losses on the validation split, by treatment of the state and unit."""
+    nats = {
+        "windows": subject.loss(subject.window),
+        "stream": subject.stream,
+        "stateless": subject.loss(1),
+    }
+    num_tokens = len(subject.nats)
+    num_characters = subject.text.num_characters
+    return {name: in_units(loss, num_tokens, num_characters) for name, loss in nats.items()}
+
+
+def write_losses(folder: Path, name: str, losses: dict[str, dict[str, float]]) -> None:
+    """Add a model to the folder's losses.json, in nats per character."""
+    path = folder / "losses.json"
+    by_model = measured_losses(folder) if path.exists() else {}
+    by_model[name] = {
+        treatment: round(units["nats_per_character"], 4) for treatment, units in losses.items()
+    }
+    write_text(path, json.dumps(dict(sorted(by_model.items())), indent=1) + "\n")
 
 
 def card(
@@ -72,30 +86,23 @@ def card(
     commits: list[str],
 ) -> str:
     """Return a model's card in Markdown: the command, seed, commits, data and measured losses."""
+    training = config.training
+    data = config.data
     best = min(epochs, key=lambda epoch: epoch.val_loss)
-    names = {
-        f"state kept within windows of {config.training.sequence_length}": losses["windows"],
-        "state never reset: one stream": losses["stream"],
-        "state reset before every token": losses["stateless"],
-    }
-    units = "nats_per_token", "nats_per_character", "bits_per_character"
-    rows = [[name, *(f"{loss[unit]:.4f}" for unit in units)] for name, loss in names.items()]
-    training, data = config.training, config.data
-    initial = f" --init {training.init}" if training.init else ""
-    chosen = best if training.patience else epochs[-1]
-    rates = {name: rate for name, rate in vars(training).items() if "drop" in name}
-    dropout = " (with dropout)" if any(rates.values()) else ""
+    epoch_of_weights = best if training.patience else epochs[-1]
+    rates = [rate for name, rate in vars(training).items() if "drop" in name]
+    dropout = " (with dropout)" if any(rates) else ""
+    init_option = f" --init {training.init}" if training.init else ""
     by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
-    head = ["", *(unit.replace("_", " ") for unit in units)]
     return f"""<!-- Made by scripts/maintain/release.py. -->
 
 # {config.name}
 
 - parameters: {count:,}, float32
 - made by: `python scripts/train.py --config {config.name} --training.seed \
-{training.seed}{initial}`, then `python -m scripts.maintain.release`
-- weights of epoch {chosen.epoch} of {len(epochs)}; training loss there {chosen.train_loss:.4f} \
-nats per token{dropout}
+{training.seed}{init_option}`, then `python -m scripts.maintain.release`
+- weights of epoch {epoch_of_weights.epoch} of {len(epochs)}; training loss there \
+{epoch_of_weights.train_loss:.4f} nats per token{dropout}
 - seed: {training.seed}
 {by}- data: {data.corpus}, SHA-256 `{dataset.sha256}`, its first \
 {1 - data.validation_fraction:.0%} \
@@ -105,7 +112,23 @@ nats per token{dropout}
 On the whole validation split ({len(dataset.validation) - 1:,} tokens, \
 {dataset.num_characters:,} characters):
 
-{table(head, rows)}"""
+{losses_table(training.sequence_length, losses)}"""
+
+
+def losses_table(window: int, losses: dict[str, dict[str, float]]) -> str:
+    """Return the card's table of losses: a row per treatment of the state, a column per unit."""
+    names = {
+        "windows": f"state kept within windows of {window}",
+        "stream": "state never reset: one stream",
+        "stateless": "state reset before every token",
+    }
+    units = ("nats_per_token", "nats_per_character", "bits_per_character")
+    head = ["", *(unit.replace("_", " ") for unit in units)]
+    rows = [
+        [text, *(f"{losses[treatment][unit]:.4f}" for unit in units)]
+        for treatment, text in names.items()
+    ]
+    return table(head, rows)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,34 @@ from typing import Any
 
 from jaxgru.lm.files import write_text
 
-INK, GREY, LINE, BAND, PAPER = "#1f2328", "#59636e", "#d0d7de", "#eaeef2", "#ffffff"
-BLUE, ORANGE, GREEN, RED, PURPLE = "#0969da", "#bc4c00", "#1a7f37", "#cf222e", "#8250df"
+INK = "#1f2328"
+GREY = "#59636e"
+LINE = "#d0d7de"
+BAND = "#eaeef2"
+PAPER = "#ffffff"
+BLUE = "#0969da"
+ORANGE = "#bc4c00"
+GREEN = "#1a7f37"
+RED = "#cf222e"
+PURPLE = "#8250df"
 PALE = "#b6d4fe"
 DARK = {
-    INK: "#f0f6fc", GREY: "#9ea7b0", LINE: "#3d444d", BAND: "#262c36", PAPER: "#0d1117",
-    BLUE: "#58a6ff", ORANGE: "#f0883e", GREEN: "#3fb950", RED: "#ff7b72", PURPLE: "#bc8cff",
+    INK: "#f0f6fc",
+    GREY: "#9ea7b0",
+    LINE: "#3d444d",
+    BAND: "#262c36",
+    PAPER: "#0d1117",
+    BLUE: "#58a6ff",
+    ORANGE: "#f0883e",
+    GREEN: "#3fb950",
+    RED: "#ff7b72",
+    PURPLE: "#bc8cff",
     PALE: "#1f4a7d",
-}  # fmt: skip
+}
 """The colors of a figure, and what each becomes on a dark page."""
 
 WIDTH = 5.2  # inches of all figures
-SHOWN = 1.6  # pixels per point where there is room
+PIXELS_PER_POINT = 1.6  # where there is room
 FONTS = {
     "'DejaVu Sans Mono'": "ui-monospace, Consolas, 'DejaVu Sans Mono'",
     "'DejaVu Sans'": "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans'",
@@ -39,26 +55,50 @@ FONTS = {
 """The fonts that texts are measured in, and those that they are shown in, which are narrower."""
 
 
+RULES: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "jaxgru",
+    "svg.id": None,
+    "font.size": 10.5,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.monospace": ["DejaVu Sans Mono"],
+    "text.color": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "figure.facecolor": PAPER,
+    "figure.constrained_layout.h_pad": 0.1,
+    "figure.constrained_layout.w_pad": 0.08,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.titlecolor": INK,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": f"cycler(color={[BLUE, ORANGE, GREEN, PURPLE, RED]})",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.minor.bottom": False,
+    "ytick.minor.left": False,
+}
+"""How matplotlib draws the pages' figures."""
+
+
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Let matplotlib draw as the pages' figures are drawn."""
     import matplotlib  # takes long to import
 
-    rules: dict[Any, Any] = {
-        "svg.fonttype": "none", "svg.hashsalt": "jaxgru", "svg.id": None, "font.size": 10.5,
-        "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
-        "font.monospace": ["DejaVu Sans Mono"], "axes.titlesize": 13, "axes.titleweight": "bold",
-        "axes.titlelocation": "left", "axes.titlepad": 10, "text.color": INK,
-        "axes.edgecolor": GREY, "axes.grid.axis": "y",
-        "axes.labelcolor": GREY, "axes.titlecolor": INK, "xtick.color": GREY, "ytick.color": GREY,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-        "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.8,
-        "figure.facecolor": PAPER, "axes.facecolor": "none", "legend.frameon": False,
-        "figure.constrained_layout.h_pad": 0.1, "figure.constrained_layout.w_pad": 0.08,
-        "xtick.minor.bottom": False, "ytick.minor.left": False,
-        "axes.prop_cycle": f"cycler(color={[BLUE, ORANGE, GREEN, PURPLE, RED]})",
-    }  # fmt: skip
-    with matplotlib.rc_context(rules):
+    with matplotlib.rc_context(RULES):
         yield
 
 
@@ -80,18 +120,28 @@ def svg(path: Path, height: float) -> Iterator[Any]:
 def head(axes: Any, title: str, unit: str) -> None:
     """Write what a figure says above its axes, and what the y axis counts below that."""
     axes.set_title(title, pad=25)
-    axes.annotate(unit, (0, 1), xytext=(0, 8), textcoords="offset points", color=GREY,
-                  xycoords="axes fraction")  # fmt: skip
+    axes.annotate(
+        unit,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 8),
+        textcoords="offset points",
+        color=GREY,
+    )
 
 
 def beside(axes: Any, text: str, point: tuple[float, float], color: str, **options: Any) -> None:
     """Write a text to the right of a point, in the axes' own coordinates."""
-    where = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-    axes.annotate(text, point, color=color, annotation_clip=False, **where | options)
+    defaults = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, point, color=color, annotation_clip=False, **defaults | options)
 
 
 def save_svg(figure: Any, path: Path) -> None:
-    """Write a figure. Raises OSError where it cannot be written."""
+    """Write a figure.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
     image = io.BytesIO()
     figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None})
     write_text(path, for_both_schemes(image.getvalue().decode()))
@@ -99,18 +149,17 @@ def save_svg(figure: Any, path: Path) -> None:
 
 def for_both_schemes(image: str) -> str:
     """Return matplotlib's SVG with colors for dark pages, the reader's fonts and pixels."""
-    rules = "".join(
-        f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
-        for light, dark in DARK.items()
-        for what in ("fill", "stroke")
-        if f"{what}: {light}" in image
-    )
-    for measured, shown in FONTS.items():
-        image = image.replace(measured, shown)
+    rules = ""
+    for light, dark in DARK.items():
+        for what in ("fill", "stroke"):
+            if f"{what}: {light}" in image:
+                rules += f'[style*="{what}: {light}"]{{{what}:{dark} !important}}'
+    for font_to_measure, font_to_show in FONTS.items():
+        image = image.replace(font_to_measure, font_to_show)
     sheet = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
     image = re.sub(r"( <metadata>.*</metadata>)", f" {sheet}", image, flags=re.DOTALL)
 
-    def pixels(found: re.Match) -> str:
-        return f'{found[1]}="{SHOWN * float(found[2]):.0f}"'
+    def pixels(match: re.Match) -> str:
+        return f'{match[1]}="{PIXELS_PER_POINT * float(match[2]):.0f}"'
 
     return re.sub(r'(\b(?:width|height))="([\d.]+)pt"', pixels, image)

@@ -28,9 +28,12 @@ CODE = re.compile(
 def fill(page: str, make: Callable[[str], str]) -> str:
     """Return the page with each of its tables made anew, from its name."""
 
-    def filled(found: re.Match) -> str:
-        made = make(found[2]).strip("\n")
-        return found[1] + (f"{made}\n{found[3]}" if made else "") + found[4]
+    def filled(match: re.Match) -> str:
+        opening, name, empty_line, end = match.groups()
+        content = make(name).strip("\n")
+        if not content:
+            return opening + end
+        return f"{opening}{content}\n{empty_line}{end}"
 
     return TABLE.sub(filled, page)
 
@@ -43,11 +46,15 @@ def fill_outputs(page: str, run: Callable[[str, str, int], str]) -> str:
         what it prints.
     """
 
-    def filled(found: re.Match) -> str:
-        line = page.count("\n", 0, found.start("code")) + 1
-        lines = run(found["language"], found["code"], line).rstrip("\n").splitlines()
-        printed = "".join(f"{line.rstrip()}\n" for line in lines)
-        return found[1] + f"\n```text\n{printed}```\n" * bool(lines)
+    def filled(match: re.Match) -> str:
+        block = match[1]
+        line_number = page.count("\n", 0, match.start("code")) + 1
+        output = run(match["language"], match["code"], line_number)
+        lines = output.rstrip("\n").splitlines()
+        if not lines:
+            return block
+        text = "".join(f"{line.rstrip()}\n" for line in lines)
+        return f"{block}\n```text\n{text}```\n"
 
     return CODE.sub(filled, page)
 
@@ -69,22 +76,26 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], align: str = "l") 
     Args:
       align: "l" or "r" per column; the last letter also applies to all further columns.
     """
-    if not (rows := list(rows)):
+    rows = list(rows)
+    if not rows:
         return ""
     letters = itertools.chain(align, itertools.repeat(align[-1]))
     rules = ["---:" if letter == "r" else "---" for _, letter in zip(head, letters, strict=False)]
-    lines = ([" ".join(str(cell).splitlines()) for cell in line] for line in (head, rules, *rows))
-    return "".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
-    )
+    return "".join(map(_line, (head, rules, *rows)))
+
+
+def _line(cells: Sequence[Any]) -> str:
+    """Return a line of a table."""
+    texts = (" ".join(str(cell).splitlines()) for cell in cells)
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |\n"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the version of each package, or "absent"."""
-    found = {}
+    by_package = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            by_package[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            by_package[package] = "absent"
+    return by_package

@@ -23,4 +23,6 @@ def kind(name: str, changes: Mapping[str, Any] | None = None) -> str:
 
 def called(name: str) -> str:
     """Return "GRU 2 × 256 (astra_beta)"; of a config that the package does not have, its name."""
-    return f"{kind(name)} ({name})" if name in config_names() else name
+    if name not in config_names():
+        return name
+    return f"{kind(name)} ({name})"

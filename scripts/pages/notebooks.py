@@ -29,6 +29,9 @@ PART = re.compile(
     r"|^<details markdown>\n(?P<solution>.*?^</details>\n)",
     re.DOTALL | re.MULTILINE,
 )
+CHECKOUT = re.compile(r'"\.(\[[\w,]+\])"|(?<= )\.(?= |$)')
+"""The folder that pip installs from: `.`, or `".[extras]"`."""
+
 LINK = re.compile(r"\]\((?!https?:)(?P<page>[\w./]+)\.md(?P<anchor>#\S+?)?\)")
 
 
@@ -38,24 +41,30 @@ def notebook(page: Path) -> str:
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"  # not a random one
     python = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    made = v4.new_notebook(cells=cells, metadata={"kernelspec": python})
-    nbformat.validate(made)
-    return nbformat.writes(made) + "\n"
+    result = v4.new_notebook(cells=cells, metadata={"kernelspec": python})
+    nbformat.validate(result)
+    return nbformat.writes(result) + "\n"
 
 
 def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
-    text, end = page.read_text(encoding="utf-8"), 0
+    text = page.read_text(encoding="utf-8")
+    end = 0
     for part in PART.finditer(text):
-        if before := text[end : part.start()].strip():
-            yield v4.new_markdown_cell(_absolute(before, page))
+        yield from _prose(text[end : part.start()], page)
         end = part.end()
         if part["solution"]:
             yield v4.new_code_cell("# your code\n")
             yield v4.new_markdown_cell("<details>\n" + _absolute(part["solution"], page).strip())
         else:
             yield v4.new_code_cell(_code(part), outputs=[*_outputs(part, page)])
-    if rest := text[end:].strip():
-        yield v4.new_markdown_cell(_absolute(rest, page))
+    yield from _prose(text[end:], page)
+
+
+def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
+    """Yield a cell of the text, unless it is empty."""
+    text = text.strip()
+    if text:
+        yield v4.new_markdown_cell(_absolute(text, page))
 
 
 def _code(part: re.Match) -> str:
@@ -64,11 +73,9 @@ def _code(part: re.Match) -> str:
     if part["language"] == "bash":
         return f"%%bash\n{code}"
     if part["language"] == "sh":
-        here, public = (
-            re.sub(r'"\.(\[[\w,]+\])"|(?<= )\.(?= |$)', rf'"{where}"', code)
-            for where in (r"../..\1", rf"jaxgru\1 @ git+{URLS['Repository']}")
-        )
-        return f"%{here}\n# once the repository is public: %{public}"
+        from_checkout = CHECKOUT.sub(r'"../..\1"', code)
+        from_repository = CHECKOUT.sub(rf'"jaxgru\1 @ git+{URLS["Repository"]}"', code)
+        return f"%{from_checkout}\n# once the repository is public: %{from_repository}"
     return code
 
 

@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """Read a JSON file that holds a `kind`. Raises UserError where it holds something else."""
+    """Read a JSON file that holds a `kind`.
+
+    Raises:
+      UserError: the file cannot be read, or holds something else.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError) as error:
@@ -52,10 +56,17 @@ def describe_hardware() -> str:
     device = jax.devices()[0]
     if device.platform != "cpu":
         return f"{device.device_kind}, JAX {jax.__version__}"
-    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.is_file() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
-        model = found[1]  # more precise on Linux
-    return f"{counted(num_cores(), 'core')} of {model}, JAX {jax.__version__}"
+    return f"{counted(num_cores(), 'core')} of {_cpu_model()}, JAX {jax.__version__}"
+
+
+def _cpu_model() -> str:
+    """Return the name of this machine's CPU, which Linux knows more precisely than Python."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        match = re.search(r"model name\s*: (.*)", cpuinfo.read_text())
+        if match:
+            return match[1]
+    return platform.processor() or platform.machine()
 
 
 def is_finished(run: Path) -> bool:

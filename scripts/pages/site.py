@@ -37,22 +37,23 @@ def on_page_content(content: str, **_: Any) -> str:
     """Typeset the equations of a page; MkDocs calls this hook."""
     converter = LatexToMathML()
 
-    def typeset(found: re.Match) -> str:
-        block, latex = found[1] == "div", html.unescape(found[2])
-        math = converter.convert_with_local_state(latex, displaystyle=block)
+    def typeset(match: re.Match) -> str:
+        element, latex, signs = match.groups()
+        is_block = element == "div"
+        math = converter.convert_with_local_state(html.unescape(latex), displaystyle=is_block)
         math = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">′</mo></mrow>', math)
-        if block:
-            return f'<div class="equation">{math}</div>{found[3]}'
-        return f'<span class="inline-equation">{math}{found[3]}</span>'
+        if is_block:
+            return f'<div class="equation">{math}</div>{signs}'
+        return f'<span class="inline-equation">{math}{signs}</span>'
 
     return EQUATION.sub(typeset, content)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
     """Put the playground in place of the page that says how to build it; MkDocs calls this hook."""
-    built = Path(config["config_file_path"]).parent / "playground" / "dist"
-    if built.is_dir():
-        shutil.copytree(built, Path(config["site_dir"]) / "playground", dirs_exist_ok=True)
+    playground = Path(config["config_file_path"]).parent / "playground" / "dist"
+    if playground.is_dir():
+        shutil.copytree(playground, Path(config["site_dir"]) / "playground", dirs_exist_ok=True)
 
 
 class Fields(griffe.Extension):
@@ -71,9 +72,9 @@ class Fields(griffe.Extension):
 
 def _document(cls: griffe.Class) -> None:
     """Give the fields made by `config._field` their defaults, and list their help texts."""
-    found = getattr(importlib.import_module(cls.module.path), cls.name)
+    config = getattr(importlib.import_module(cls.module.path), cls.name)
     lines = []
-    for field in dataclasses.fields(found):
+    for field in dataclasses.fields(config):
         if "help" in field.metadata:
             cls.members[field.name].value = repr(field.default)
             lines.append(f"    {field.name}: {field.metadata['help']}.")
@@ -86,10 +87,15 @@ def _init(cls: griffe.Class) -> griffe.Function:
     parameter = partial(griffe.Parameter, kind=griffe.ParameterKind.positional_or_keyword)
     parameters = [parameter("self")]
     for name, field in cls.attributes.items():
-        default = field.value
-        if isinstance(default, griffe.ExprCall):  # field(default=…)
-            named = {getattr(a, "name", ""): getattr(a, "value", "") for a in default.arguments}
-            default = named.get("default", named.get("default_factory"))
         if field.annotation is not None and "instance-attribute" in field.labels:  # no ClassVar
+            default = _default(field.value)
             parameters.append(parameter(name, annotation=field.annotation, default=default))
     return griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls)
+
+
+def _default(value: Any) -> Any:
+    """Return a field's default from its value, which is perhaps a call: field(default=…)."""
+    if not isinstance(value, griffe.ExprCall):
+        return value
+    options = {getattr(a, "name", ""): getattr(a, "value", "") for a in value.arguments}
+    return options.get("default", options.get("default_factory"))

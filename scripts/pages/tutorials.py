@@ -17,6 +17,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 from jaxgru.lm.files import write_text
 from pages.figures import for_both_schemes, style
@@ -36,19 +38,25 @@ def run(page: Path, folder: Path) -> str:
 
     def run_block(language: str, code: str, line: int) -> str:
         if language == "bash":
-            printed = run_bash(code)
+            output = run_bash(code)
         else:
+            # So that the lines of a traceback are the page's
             program = compile("\n" * (line - 1) + code, str(page), "exec")
-            with (
-                contextlib.redirect_stdout(io.StringIO()) as out,
-                contextlib.chdir(folder),
-                style(),
-            ):
-                exec(program, namespace)
-            printed = out.getvalue()
-        return printed.replace(f"{folder}{os.sep}", "")
+            output = run_python(program, namespace, folder)
+        return output.replace(f"{folder}{os.sep}", "")
 
     return fill_outputs(page.read_text(), run_block)
+
+
+def run_python(program: CodeType, namespace: dict[str, Any], folder: Path) -> str:
+    """Run compiled code in a folder, with figures in the pages' style; return what it prints."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.chdir(folder),
+        style(),
+    ):
+        exec(program, namespace)
+    return out.getvalue()
 
 
 def bash(folder: Path) -> Callable[[str], str]:
@@ -62,12 +70,12 @@ def bash(folder: Path) -> Callable[[str], str]:
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
     def run(code: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-e", "-c", code], cwd=folder, env=environment, text=True, capture_output=True
         )
-        if done.returncode:
-            raise RuntimeError(f"{code}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        if process.returncode:
+            raise RuntimeError(f"{code}\n{process.stdout}{process.stderr}")
+        return process.stdout
 
     return run
 

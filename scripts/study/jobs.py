@@ -14,10 +14,17 @@ from jaxgru.lm.runs.folders import load_info, versions
 from jaxgru.lm.runs.reports import recipe
 
 SEEDS = {
-    "astra_alpha": 3, "astra_beta": 3, "astra_gamma": 3,
-    "scribe_alpha": 1, "scribe_beta": 2, "scribe_gamma": 1,
-    "leviathan": 1, "elman_alpha": 3, "bengio_mlp": 3, "best_gru": 3,
-}  # fmt: skip
+    "astra_alpha": 3,
+    "astra_beta": 3,
+    "astra_gamma": 3,
+    "scribe_alpha": 1,
+    "scribe_beta": 2,
+    "scribe_gamma": 1,
+    "leviathan": 1,
+    "elman_alpha": 3,
+    "bengio_mlp": 3,
+    "best_gru": 3,
+}
 """The number of seeds, from 0 on, that each config is trained with."""
 
 NANOGPT = ("astra_beta", "astra_gamma", "best_gru")
@@ -29,8 +36,8 @@ VARIANTS = [
     *({"model.num_layers": number} for number in (2, 3)),
     *({"data.batches": "streams", "training.seed": seed} for seed in range(3)),
     *(
-        {"data.batches": "streams", "training.state_dropout": 0, "training.seed": s}
-        for s in range(3)
+        {"data.batches": "streams", "training.state_dropout": 0, "training.seed": seed}
+        for seed in range(3)
     ),
     *({"training.compute_dtype": "bfloat16", "training.seed": seed} for seed in range(3)),
 ]
@@ -51,16 +58,19 @@ class Job:
         return load_config(self.name, dict(self.overrides))
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"--{name} {typed(v)}" for name, v in self.overrides)])
+        options = [f"--{name} {typed(value)}" for name, value in self.overrides]
+        return " ".join([self.name, *options])
 
 
 def all_jobs() -> list[Job]:
     """Return every job: the first seed of every config, then the other seeds, then the variants."""
-    seeds = []
+    jobs = []
     for seed, name in itertools.product(range(max(SEEDS.values())), SEEDS):
         if seed < SEEDS[name]:
-            seeds.append(Job(name, (("training.seed", seed),) * (seed > 0)))
-    return seeds + [Job("astra_alpha", tuple(variant.items())) for variant in VARIANTS]
+            overrides = (("training.seed", seed),) if seed else ()
+            jobs.append(Job(name, overrides))
+    jobs += [Job("astra_alpha", tuple(variant.items())) for variant in VARIANTS]
+    return jobs
 
 
 def find_job(runs: Path, job: Job) -> Path | None:
@@ -68,10 +78,11 @@ def find_job(runs: Path, job: Job) -> Path | None:
     config = job.config
     for run in versions(runs / job.name):
         try:
-            found, info = load_config(run / "config.toml"), load_info(run)
+            config_of_run = load_config(run / "config.toml")
+            info = load_info(run)
         except UserError:  # of a process that was killed at once
             continue
-        same_seed = found.training.seed == config.training.seed
-        if recipe(found) == recipe(config) and same_seed and not info.lengthened:
+        same_seed = config_of_run.training.seed == config.training.seed
+        if same_seed and recipe(config_of_run) == recipe(config) and not info.lengthened:
             return run
     return None

@@ -70,9 +70,11 @@ class Run(Record):
         """The run's config and the changes, without the seed."""
         changes = []
         for name, value in self.changes.items():
-            field = name.partition(".")[2]
-            none = field.endswith("dropout") and not value
-            changes.append("no dropout" if none else f"{field} {value}")
+            _, _, field = name.partition(".")
+            if field.endswith("dropout") and not value:
+                changes.append("no dropout")
+            else:
+                changes.append(f"{field} {value}")
         return ", ".join([self.config, *changes])
 
     @property
@@ -89,7 +91,11 @@ class Study(Record):
 
 
 def load_metrics(path: Path) -> list[Epoch]:
-    """Read a run's metrics.jsonl. Raises UserError where it holds something else."""
+    """Read a run's metrics.jsonl.
+
+    Raises:
+      UserError: the file cannot be read, or holds something else.
+    """
     try:
         return msgspec.json.Decoder(Epoch).decode_lines(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +33,16 @@ TINY = Config(
     ModelConfig("gru", 11, 5, 9, 2, second_bias=True, reset_gate="before"),
     training=TrainingConfig(batch_size=4, sequence_length=6, state_dropout=0.1),
 )
-NOW, EARLIER, OLD = "2026-02-03T04:05:06", "2026-01-01T00:00:00", "2025-01-01T00:00:00"
+NOW = "2026-02-03T04:05:06"
+EARLIER = "2026-01-01T00:00:00"
+OLD = "2025-01-01T00:00:00"
 
 
 class TestTiming:
     def test_in_turn(self):
         """On a clock that only calls move, each contestant's next costs, one a call of `run`."""
-        now, log = 0.0, []
+        now = 0.0
+        log = []
 
         def contestant(name, costs):
             def run(calls):
@@ -50,7 +54,10 @@ class TestTiming:
 
         costs = {"a": [9.0, 2.0, 3.0, 1.0, 8.0], "b": [0.5, 0.02, 0.01, 0.03, 0.02]}
         clock = lambda: now
-        started = {n: start(lambda n=n: contestant(n, iter(costs[n])), clock) for n in costs}
+        started = {
+            name: start(partial(contestant, name, iter(values)), clock)
+            for name, values in costs.items()
+        }
         assert started["a"].compile_seconds == 7.0
         assert started["b"].compile_seconds == pytest.approx(0.48)
         log.clear()
@@ -66,26 +73,43 @@ class TestTiming:
 
 def record(contestant: str, median: float, run: str = NOW, kind: str = "training", **more):
     """A record of TINY, of 1000 s compiling; more: fields to replace."""
-    B = {"sampling_1": 1, "sampling_64": 64}.get(kind, 4)
-    made = ContestantTime(run=run, config="tiny", kind=kind, batch_size=B, num_tokens=6,
-                          precision="float32", contestant=contestant, median=median,
-                          min=median / 2, max=median * 2, compile_seconds=1000.0)  # fmt: skip
-    return changed(made, **more)
+    time = ContestantTime(
+        run=run,
+        config="tiny",
+        kind=kind,
+        batch_size={"sampling_1": 1, "sampling_64": 64}.get(kind, 4),
+        num_tokens=6,
+        precision="float32",
+        contestant=contestant,
+        median=median,
+        min=median / 2,
+        max=median * 2,
+        compile_seconds=1000.0,
+    )
+    return changed(time, **more)
 
 
 def about(hardware: str = "a machine") -> BenchmarkRun:
-    return BenchmarkRun(hardware=hardware, command="python scripts/benchmark.py", rounds=3,
-                        versions={"jax": "0.1"}, note="torch uses 2 threads.")  # fmt: skip
+    return BenchmarkRun(
+        hardware=hardware,
+        command="python scripts/benchmark.py",
+        versions={"jax": "0.1"},
+        rounds=3,
+        note="torch uses 2 threads.",
+    )
 
 
 class TestRecords:
     def test_new_ones_replace_the_same_and_no_others(self, tmp_path):
         nothing = records.load(tmp_path / "none.json")
-        old = [record("jaxgru", 1.0, EARLIER), record("haiku", 2.0, EARLIER)]
-        old += [record("jaxgru", 3.0, EARLIER, config="other"),
-                record("jaxgru", 4.0, EARLIER, kind="forward"),
-                record("jaxgru", 5.0, EARLIER, batch_size=8),
-                record("jaxgru", 6.0, EARLIER, precision="tf32")]  # fmt: skip
+        old = [
+            record("jaxgru", 1.0, EARLIER),
+            record("haiku", 2.0, EARLIER),
+            record("jaxgru", 3.0, EARLIER, config="other"),
+            record("jaxgru", 4.0, EARLIER, kind="forward"),
+            record("jaxgru", 5.0, EARLIER, batch_size=8),
+            record("jaxgru", 6.0, EARLIER, precision="tf32"),
+        ]
         data = nothing.merged(EARLIER, about(), old)
         assert data.records == old
         new = data.merged(NOW, about(), [record("jaxgru", 7.0)])
@@ -112,21 +136,28 @@ class TestPage:
             ["jaxgru", "2.00", "1.00 … 4.00", "1.00", "1000.0 s"],
             ["haiku", "5.00", "2.50 … 10.0", "2.50", "1000.0 s"],
         ]
-        (one,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_1")])
-        (many,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_64")])
-        assert one[1:4] == ["333", "167 … 667", "–"]
-        assert many[1:3] == ["192,000", "96,000 … 384,000"]
+        (row,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_1")])
+        assert row[1:4] == ["333", "167 … 667", "–"]
+        (row,) = benchmark_page.rows([record("nnx", 0.002, kind="sampling_64")])
+        assert row[1:3] == ["192,000", "96,000 … 384,000"]
 
     def test_all_of_it(self, tmp_path, drawn):
         """Each table is of the machine that measured jaxgru last; without jaxgru, there is none.
 
         Its columns are who was measured in turn with jaxgru, and has a label.
         """
-        now = [record("jaxgru", 0.002), record("nnx", 0.003), record("haiku", 1, kind="forward"),
-               record("jaxgru", 0.1, kind="sampling_1"), record("jaxgru", 0.1, kind="resets"),
-               record("equinox", 0.2, kind="resets"), record("jaxgru", 2.0, kind="ppo_8"),
-               record("linen", 3.0, kind="ppo_8"), record("jaxgru", 5e-5, kind="step_jit"),
-               record("linen", 4e-5, kind="step_jit")]  # fmt: skip
+        now = [
+            record("jaxgru", 0.002),
+            record("nnx", 0.003),
+            record("haiku", 1, kind="forward"),
+            record("jaxgru", 0.1, kind="sampling_1"),
+            record("jaxgru", 0.1, kind="resets"),
+            record("equinox", 0.2, kind="resets"),
+            record("jaxgru", 2.0, kind="ppo_8"),
+            record("linen", 3.0, kind="ppo_8"),
+            record("jaxgru", 5e-5, kind="step_jit"),
+            record("linen", 4e-5, kind="step_jit"),
+        ]
         apart = record("haiku", 0.004, EARLIER)  # on the same machine, but not in turn
         data = Benchmarks().merged(EARLIER, about(), [apart]).merged(NOW, about(), now)
         old = [record("jaxgru", 0.1, OLD), record("jaxgru", 0.1, OLD, precision="tf32")]
@@ -134,34 +165,42 @@ class TestPage:
         benchmark_page.write(tmp_path, data)
         page = (tmp_path / "performance.md").read_text()
         assert [line for line in page.splitlines() if line.startswith("| ")] == [
-            "|  | jaxgru | Flax Linen |", "| --- | ---: | ---: |",
+            "|  | jaxgru | Flax Linen |",
+            "| --- | ---: | ---: |",
             "| tiny, 4 × 6, 8 seeds at once | 2,000 ms | 1.50× |",
-            "|  | jaxgru | Flax NNX |", "| --- | ---: | ---: |",
+            "|  | jaxgru | Flax NNX |",
+            "| --- | ---: | ---: |",
             "| training step, tiny, 4 × 6 | 2.00 ms | 1.50× |",
             "| writing one text, tiny | 16,667 µs per token | – |",
-            "|  | jaxgru |", "| --- | ---: |",
+            "|  | jaxgru |",
+            "| --- | ---: |",
             "| training step, tiny, 4 × 6 | 100 ms |",
-            "|  | jaxgru | Equinox |", "| --- | ---: | ---: |",
+            "|  | jaxgru | Equinox |",
+            "| --- | ---: | ---: |",
             "| tiny, 4 × 6 | 100 ms | 2.00× |",
-            "|  | jaxgru | Flax Linen |", "| --- | ---: | ---: |",
+            "|  | jaxgru | Flax Linen |",
+            "| --- | ---: | ---: |",
             "| tiny, 4 rows, jitted | 50.0 µs | 0.80× |",
-        ]  # fmt: skip
+        ]
         figure = (tmp_path / "figures" / "speed.svg").read_text()
         assert ">1 (2 ms)</text>" in figure and ">1.50</text>" in figure  # times, jaxgru's is 1
 
     def test_by_size(self):
         """A ratio below 1 is bold; a size that was not measured has a dash."""
         ratios = {("LSTM, H 32", 1): 2.0, ("LSTM, H 64", 1): 0.5, ("LSTM, H 64", 4): 1.0}
-        made = []
+        times = []
         for (config, rows), ratio in ratios.items():
-            of_task = {"kind": "layer", "config": config, "batch_size": rows}
-            made += [record("jaxgru", 1.0, **of_task), record("autodiff", ratio, **of_task)]
-        data = Benchmarks().merged(NOW, about(), made)
+            task = {"kind": "layer", "config": config, "batch_size": rows}
+            times += [record("jaxgru", 1.0, **task), record("autodiff", ratio, **task)]
+        data = Benchmarks().merged(NOW, about(), times)
         assert benchmark_page.by_size(data, "autodiff").splitlines() == [
             "a machine; T = 6; medians of 3 rounds. 1 of 3 ratios are below 1; the median is 1.00.",
-            "", "| cell | rows | H 32 | H 64 |", "| --- | ---: | ---: | ---: |",
-            "| LSTM | 1 | 2.00 | **0.50** |", "| LSTM | 4 | – | 1.00 |",
-        ]  # fmt: skip
+            "",
+            "| cell | rows | H 32 | H 64 |",
+            "| --- | ---: | ---: | ---: |",
+            "| LSTM | 1 | 2.00 | **0.50** |",
+            "| LSTM | 4 | – | 1.00 |",
+        ]
         assert benchmark_page.by_size(data, "torch.nn") == ""
 
 
@@ -284,7 +323,7 @@ class TestContestants:
             ("autodiff", Task(TINY, "sampling", 4, 6), "float32", "no such sampling"),
             ("torch.nn", LayerTask("resets", "LSTM", 2, 4, 5), "float32", "no such resets"),
         ],
-    )  # fmt: skip
+    )
     def test_who_cannot_says_so(self, name, task, precision, says):
         with pytest.raises(UserError, match=says):
             peers.build(name, task, precision)
@@ -345,11 +384,12 @@ class TestScript:
             return Contestant(lambda calls: None)
 
         with pytest.raises(KeyboardInterrupt):
-            fake("--configs", "astra_alpha", "--docs", "here", "--only", "nnx", "haiku", "jaxgru",
-                 build=build)  # fmt: skip
+            options = ["--configs", "astra_alpha", "--only", "nnx", "haiku", "jaxgru"]
+            fake(*options, "--docs", "here", build=build)
         assert self.kept(tmp_path / "here", "kind", "contestant") == [
-            ("training", "jaxgru"), ("training", "nnx"),
-        ]  # fmt: skip
+            ("training", "jaxgru"),
+            ("training", "nnx"),
+        ]
         page = (tmp_path / "here" / "performance.md").read_text()
         line = r"\| training step, .*\(astra_alpha\), 64 × 128 \| .* ms \| .*× \|$"
         assert re.search(line, page, re.M)
@@ -360,9 +400,11 @@ class TestScript:
         options = ["--what", "forward", "--only", "jaxgru", "--precision", "bfloat16", "float32"]
         fake("--configs", "astra_beta", "astra_alpha", *options, "--docs", "here")
         assert self.kept(tmp_path / "here", "precision", "config") == [
-            ("bfloat16", "astra_beta"), ("bfloat16", "astra_alpha"),
-            ("float32", "astra_beta"), ("float32", "astra_alpha"),
-        ]  # fmt: skip
+            ("bfloat16", "astra_beta"),
+            ("bfloat16", "astra_alpha"),
+            ("float32", "astra_beta"),
+            ("float32", "astra_alpha"),
+        ]
 
     def test_layers_are_measured_on_one_core(self, fake, tmp_path):
         fake("--what", "step", "--only", "jaxgru", "nnx", "--docs", "here")

@@ -25,7 +25,12 @@ from jaxgru.libraries import flax_rnn as flax  # noqa: E402
 
 blocks.ROWS_AT_ONCE = 104  # blocks of 4 steps
 
-B, T, F, H = 26, 7, 3, 4  # no two products of these are alike
+# No two products of these are alike
+B = 26
+T = 7
+F = 3
+H = 4
+ROWS = P("data")
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 KINDS = {
     "gru": partial(jaxgru.init_gru, second_bias=True, reset_gate="before"),
@@ -40,7 +45,8 @@ KINDS = {
 def loss(layers, x, options, dropout=None):
     """The sum of a function of the outputs, of `apply` if x is tokens."""
     run = jaxgru.unroll if jnp.issubdtype(x.dtype, jnp.floating) else jaxgru.lm.apply
-    return jnp.sin(run(layers, x, **options, dropout=dropout)[0]).sum()
+    y, _ = run(layers, x, **options, dropout=dropout)
+    return jnp.sin(y).sum()
 
 
 @partial(jax.jit, static_argnums=4)
@@ -49,20 +55,26 @@ def gradient(layers, x, options, dropout, of):
     return jax.grad(loss, of)(layers, x, options, dropout)
 
 
-def seen(layers, x, options, axes=AxisType.Auto, dropout=None, of=(0, 1), same=None):
-    """What there is to see of the gradient; the options `same` mean the same on one device."""
-    rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
-    placed = layers, *jax.device_put((x, options), rows), dropout
-    program = gradient.lower(*placed, of).compile()
-    return report(program, placed, gradient(layers, x, same or options, dropout, of))
+def over_rows(axes, spec=ROWS):
+    """A sharding over both devices, of the first axis if there is no other `spec`."""
+    return NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), spec)
+
+
+def of_gradient(layers, x, options, axes=AxisType.Auto, dropout=None, of=(0, 1), same=None):
+    """The report on the gradient; the options `same` mean the same on one device."""
+    x_of_rows, options_of_rows = jax.device_put((x, options), over_rows(axes))
+    arguments = layers, x_of_rows, options_of_rows, dropout
+    program = gradient.lower(*arguments, of).compile()
+    return report(program, arguments, gradient(layers, x, same or options, dropout, of))
 
 
 def report(program, arguments, expected):
-    """What there is to see of a compiled gradient, called with these arguments."""
+    """What a compiled gradient has, and how far its results are from the expected ones."""
     text = program.as_text()
     shapes = re.findall(r"\b(?!u32)[a-z]+\d*\[([\d,]+)\]", text)  # without the rows' numbers
     sizes = {int(size) for shape in shapes for size in shape.split(",")}
-    pairs = zip(*map(jax.tree.leaves, (program(*arguments), expected)), strict=True)
+    leaves = jax.tree.leaves(program(*arguments))
+    pairs = zip(leaves, jax.tree.leaves(expected), strict=True)
     return {
         "collectives": [name for name in COLLECTIVES if f" {name}(" in text],
         "rows": sorted(sizes & {B // 2, B, B // 2 * T, B * T}),
@@ -71,54 +83,55 @@ def report(program, arguments, expected):
 
 
 def in_shard_map(layers, x, options):
-    """As `seen`, where each device computes the loss of its rows, with an `initial` state."""
-    mesh, rows = jax.make_mesh((2,), ("data",), (AxisType.Auto,)), P("data")
+    """The report where each device computes the loss of its rows, with an `initial` state."""
+    sharding = over_rows(AxisType.Auto)
     initial = jax.tree.map(lambda leaf: leaf[0] + 0.5, jaxgru.initial_carry(layers, 1))
 
-    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), rows, rows, P()), out_specs=P())
+    @partial(jax.shard_map, mesh=sharding.mesh, in_specs=(P(), ROWS, ROWS, P()), out_specs=P())
     def split(layers, x, options, initial):
         return jax.lax.psum(loss(layers, x, {**options, "initial": initial}), "data")
 
     def whole(layers, x, options, initial):
         return loss(layers, x, {**options, "initial": initial})
 
-    sharded = NamedSharding(mesh, rows)
-    placed = layers, *jax.device_put((x, options), sharded), initial
-    program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*placed).compile()
+    arguments = layers, *jax.device_put((x, options), sharding), initial
+    program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*arguments).compile()
     expected = jax.jit(jax.grad(whole, (0, 1, 3)))(layers, x, options, initial)
-    return report(program, placed, expected)
+    return report(program, arguments, expected)
 
 
 def batch_axes(x, axes, sharded):
-    """As `seen`, of rows (E, A) in place of B, one axis sharded; with a table, resets and padding.
+    """The report on rows (E, A), not B, one axis sharded; with a table, resets and padding.
 
     The masks of dropout are those of the rows on one device.
     """
-    E, A = 26, 3
-    ids, reset = (jax.random.bits(jax.random.key(i), (E, A, T), "uint8") % 5 for i in (9, 10))
+    E = 26
+    A = 3
+    ids = jax.random.bits(jax.random.key(9), (E, A, T), "uint8") % 5
+    reset = jax.random.bits(jax.random.key(10), (E, A, T), "uint8") % 5 == 0
     lengths = jax.random.randint(jax.random.key(11), (E, A), 0, T + 1)
-    options = ids, reset == 0, lengths
+    options = ids, reset, lengths
+    spec = ROWS
     if sharded:  # the second axis is
         options = jax.tree.map(lambda a: a.swapaxes(0, 1), options)
-    spec = P(None, "data") if sharded else P("data")
-    rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), spec)
+        spec = P(None, "data")
     layers = [jaxgru.init_gru(jax.random.key(i), F, F, dtype="float64") for i in (1, 2)]
     dropout = jaxgru.Dropout(jax.random.key(7), 0.4, "state", "zoneout")
 
     def loss(layers, table, ids, reset, lengths):
         x = jaxgru.cells.Lookup(table, ids)
-        options = dict(reset=reset, lengths=lengths, dropout=dropout)
-        return jnp.sin(jaxgru.unroll(layers, x, **options)[0]).sum()
+        y, _ = jaxgru.unroll(layers, x, reset=reset, lengths=lengths, dropout=dropout)
+        return jnp.sin(y).sum()
 
     gradient = jax.jit(jax.grad(loss, (0, 1)))
-    arguments = layers, x[0, :5]
-    placed = *arguments, *jax.device_put(options, rows)
-    return report(gradient.lower(*placed).compile(), placed, gradient(*arguments, *options))
+    table = x[0, :5]
+    arguments = layers, table, *jax.device_put(options, over_rows(axes, spec))
+    program = gradient.lower(*arguments).compile()
+    return report(program, arguments, gradient(layers, table, *options))
 
 
 def flax_rnn(x, axes):
-    """As `seen`, of Flax's RNN in our place of it: the carries after the steps of each row."""
-    rows = NamedSharding(jax.make_mesh((2,), ("data",), (axes,)), P("data"))
+    """The report on Flax's RNN in our place of it: the carries after the steps of each row."""
     layer = jaxgru.init_gru(jax.random.key(8), F, H, dtype="float64")
     lengths = jnp.arange(B) % (T + 1)
 
@@ -127,8 +140,25 @@ def flax_rnn(x, axes):
         return jnp.sin(carry).sum()
 
     gradient = jax.jit(jax.grad(loss, (0, 1)))
-    placed = layer, *jax.device_put((x, lengths), rows)
-    return report(gradient.lower(*placed).compile(), placed, gradient(layer, x, lengths))
+    arguments = layer, *jax.device_put((x, lengths), over_rows(axes))
+    program = gradient.lower(*arguments).compile()
+    return report(program, arguments, gradient(layer, x, lengths))
+
+
+def of_two_layers(init, x, flags, dropout):
+    """The reports on a stack: without flags, with them, and on each kind of mesh."""
+    layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
+    layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
+    no_flags = {
+        "reset": jnp.zeros_like(flags["reset"]),
+        "lengths": jnp.full_like(flags["lengths"], T),
+    }
+    return {
+        "all steps": of_gradient(layers, x, {}, same=no_flags),
+        "resets, lengths, dropout": of_gradient(layers, x, flags, AxisType.Auto, dropout),
+        "explicit axes": of_gradient(layers, x, flags, AxisType.Explicit, dropout),
+        "shard_map": in_shard_map(layers, x, flags),
+    }
 
 
 def main():
@@ -137,25 +167,17 @@ def main():
         "reset": jax.random.bernoulli(jax.random.key(1), 0.3, (B, T)),
         "lengths": jax.random.randint(jax.random.key(2), (B,), 0, T + 1),
     }
-    none = {"reset": jnp.zeros_like(flags["reset"]), "lengths": jnp.full_like(flags["lengths"], T)}
-    results, dropout = {}, jaxgru.Dropout(jax.random.key(7), 0.4, "state")
+    dropout = jaxgru.Dropout(jax.random.key(7), 0.4, "state")
+    results = {}
     kinds = sys.argv[1:]
-    for kind, init in ((kind, KINDS[kind]) for kind in kinds if kind in KINDS):
-        layers = [init(jax.random.key(3), F, H), init(jax.random.key(4), H, H)]
-        layers = jax.tree.map(lambda leaf: leaf.astype("float64"), layers)
-        results[kind] = {
-            "all steps": seen(layers, x, {}, same=none),
-            "resets, lengths, dropout": seen(layers, x, flags, AxisType.Auto, dropout),
-            "explicit axes": seen(layers, x, flags, AxisType.Explicit, dropout),
-            "shard_map": in_shard_map(layers, x, flags),
-        }
+    for kind in [kind for kind in kinds if kind in KINDS]:
+        results[kind] = of_two_layers(KINDS[kind], x, flags, dropout)
     if "model" in kinds:
-        params = jaxgru.lm.init(
-            jax.random.key(5), jaxgru.lm.ModelConfig("lstm", 5, F, H, 2), "float64"
-        )
+        config = jaxgru.lm.ModelConfig("lstm", 5, F, H, 2)
+        params = jaxgru.lm.init(jax.random.key(5), config, "float64")
         tokens = jax.random.randint(jax.random.key(6), (B, T), 0, 5)
         results["model"] = {
-            str(axes): seen(params, tokens, {}, axes, dropout, of=0)
+            str(axes): of_gradient(params, tokens, {}, axes, dropout, of=0)
             for axes in (AxisType.Auto, AxisType.Explicit)
         }
     if "batch axes" in kinds:

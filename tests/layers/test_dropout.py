@@ -18,8 +18,9 @@ from jaxgru.cells import Cell, struct
 from jaxgru.layers.dropout import KINDS, SITES, in_two_directions
 from jaxgru.layers.masks import dropout_masks
 
-KEY, F, H = jax.random.key(1), 3, 5
-
+KEY = jax.random.key(1)
+F = 3
+H = 5
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 def problem(make, H=H):
     """A layer whose every weight is random, an input, and a carry."""
     layer = jax.eval_shape(lambda: make(KEY, F, H, dtype=jnp.float64))
-    return randomized((layer, np.zeros((2, 4, F)), jaxgru.initial_carry(randomized(layer), 2)))
+    x = np.zeros((2, 4, F))
+    carry = jaxgru.initial_carry(randomized(layer), 2)
+    return randomized((layer, x, carry))
 
 
 def projected_lstm(p, carry, x, m):
@@ -53,7 +56,9 @@ def test_variational_dropout_at_the_state(kind, H):
     layer, x, carry = problem(make, H)
     dropout = Dropout(KEY, 0.25, "state", "variational")
     (masks,) = dropout_masks([layer], dropout, 2, 4)
-    m, after, expected = np.asarray(masks.product.keep) / 0.75, carry, []
+    m = np.asarray(masks.product.keep) / 0.75
+    after = carry
+    expected = []
     for t in range(4):
         after = equations(numbers(layer), after, x[:, t], m)
         expected.append(after[0] if "lstm" in kind else after)
@@ -74,19 +79,31 @@ def test_zoneout(kind, rate, mean):
     make, equations = CELLS[kind]
     layer, x, carry = problem(make)
     dropout = Dropout(None if mean else KEY, rate, "state", "zoneout")
-    rates = rate if isinstance(rate, tuple) else (rate, rate)
     (masks,) = dropout_masks([layer], dropout, 2, 4)
     updates = jax.tree.leaves(masks.update)
+    rates = rate if isinstance(rate, tuple) else (rate,) * len(updates)
+
+    def step(parts, x):
+        """Of a carry as a tuple of its parts."""
+        if kind == "lstm":
+            return equations(numbers(layer), parts, x)
+        (h,) = parts
+        return (equations(numbers(layer), h, x),)
+
+    def shares(t):
+        """How much of each part is new."""
+        if mean:
+            return [1 - rate for rate in rates]
+        return [np.asarray(update[t]) for update in updates]
+
     assert mean or len({u.tobytes() for u in map(np.asarray, updates)}) == len(updates)
-    after = carry if kind == "lstm" else (carry,)
+    parts = carry if kind == "lstm" else (carry,)
     for t in range(4):
-        new = equations(numbers(layer), after if kind == "lstm" else after[0], x[:, t])
-        new = new if kind == "lstm" else (new,)
-        d = [1 - r if mean else np.asarray(u[t]) for u, r in zip(updates, rates, strict=False)]
-        after = tuple(d * n + (1 - d) * old for d, n, old in zip(d, new, after, strict=True))
+        triples = zip(shares(t), step(parts, x[:, t]), parts, strict=True)
+        parts = tuple(share * new + (1 - share) * old for share, new, old in triples)
     y, end = jaxgru.unroll(layer, x, carry, dropout=dropout)
-    np.testing.assert_allclose(y[:, -1], after[0], 1e-12)
-    for seen, expected in zip(jax.tree.leaves(end), after, strict=True):
+    np.testing.assert_allclose(y[:, -1], parts[0], 1e-12)
+    for seen, expected in zip(jax.tree.leaves(end), parts, strict=True):
         np.testing.assert_allclose(seen, expected, 1e-12)
 
 
@@ -97,9 +114,11 @@ ZEROS = [0, np.float32(0), np.int64(0), jnp.int32(0)]
 @pytest.mark.parametrize("of_c", ZEROS, ids=lambda rate: type(rate).__name__)
 def test_a_pair_of_rates_of_any_two_kinds(of_h, of_c):
     layer, x, carry = problem(jaxgru.init_lstm)
-    run = lambda rates: jaxgru.unroll(
-        layer, x, carry, dropout=Dropout(KEY, rates, "state", "zoneout")
-    )
+
+    def run(rates):
+        dropout = Dropout(KEY, rates, "state", "zoneout")
+        return jaxgru.unroll(layer, x, carry, dropout=dropout)
+
     for rates, same in (((of_h, of_c), (0.25, 0.0)), ((of_c, of_h), (0.0, 0.25))):
         chex.assert_trees_all_close(run(rates), run(same), rtol=1e-12)
 
@@ -136,23 +155,36 @@ def masks(dropout, L=3, B=6, T=7, H=H):
 @pytest.mark.parametrize("kind", ["each_step", "variational"])
 def test_sites(site, kind, L):
     """Which layers have which mask."""
-    field = {"between": "output", "state": "product" if kind == "variational" else "state"}
-    here = {"input": [0], "between": [*range(L - 1)], "output": [L - 1]}.get(site, range(L))
-    drawn = jax.eval_shape(lambda: masks(Dropout(KEY, 0.5, site, kind), L))
-    for i, layer in enumerate(drawn):
-        sites = ("input", "state", "product", "output")
-        present = [name for name in sites if getattr(layer, name).keep is not None]
-        assert present == ([field.get(site, site)] if i in here else [])
+    fields = {
+        "input": "input",
+        "state": "product" if kind == "variational" else "state",
+        "between": "output",
+        "output": "output",
+    }
+    layers_at = {
+        "input": [0],
+        "state": [*range(L)],
+        "between": [*range(L - 1)],
+        "output": [L - 1],
+    }
+    for i, layer in enumerate(jax.eval_shape(lambda: masks(Dropout(KEY, 0.5, site, kind), L))):
+        names = ("input", "state", "product", "output")
+        present = [name for name in names if getattr(layer, name).keep is not None]
+        expected = [fields[site]] if i in layers_at[site] else []
+        assert present == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("H", [130, *slow(1, 4, 5)])
 def test_a_rows_masks_are_the_same_in_a_part_of_the_batch(kind, H):
     """What lets a batch be split over devices, and a sequence into parts computed anew."""
-    drawn = lambda *sizes, **at: jax.tree.leaves(
-        jax.jit(lambda: masks(Dropout(KEY, 0.4, "state", kind, **at), 2, *sizes, H))()
-    )
-    whole, parts = drawn(6, 7), drawn(2, 3, first_row=3, first_step=4)
+
+    def draw(B, T, **offsets):
+        dropout = Dropout(KEY, 0.4, "state", kind, **offsets)
+        return jax.tree.leaves(jax.jit(lambda: masks(dropout, 2, B, T, H))())
+
+    whole = draw(6, 7)
+    parts = draw(2, 3, first_row=3, first_step=4)
     compared = 0
     for mask, part in zip(whole, parts, strict=True):
         if mask.ndim == 3:
@@ -179,16 +211,16 @@ def test_the_scale_is_that_of_the_rate_that_16_bits_have():
 @pytest.mark.parametrize("site", SITES)
 def test_two_directions_have_masks_of_their_own(site):
     """Each layer's dropout is that of `unroll`; between and output as in PyTorch."""
-    (layer, x, _), dropout = problem(jaxgru.init_gru), Dropout(KEY, 0.5, site)
+    layer, x, _ = problem(jaxgru.init_gru)
+    dropout = Dropout(KEY, 0.5, site)
     seen, _ = jaxgru.bidirectional([layer], [layer], x, dropout=dropout)
-    (ahead,), (back,) = in_two_directions(dropout, 1)
-    expected = [
-        jaxgru.unroll(layer, x, reverse=reverse, dropout=one)[0]
-        for reverse, one in ((False, ahead), (True, back))
-    ]
-    np.testing.assert_allclose(seen, np.concatenate(expected, -1), atol=1e-12)
-    assert (ahead == []) == (site == "between")
-    sites = [[one.site for one in of_layer] for of_layer in in_two_directions(dropout, 3)[1]]
+    (forward,), (backward,) = in_two_directions(dropout, 1)
+    y_forward, _ = jaxgru.unroll(layer, x, dropout=forward)
+    y_backward, _ = jaxgru.unroll(layer, x, reverse=True, dropout=backward)
+    np.testing.assert_allclose(seen, np.concatenate([y_forward, y_backward], -1), atol=1e-12)
+    assert (forward == []) == (site == "between")
+    _, backward_by_layer = in_two_directions(dropout, 3)
+    sites = [[dropout.site for dropout in dropouts] for dropouts in backward_by_layer]
     expected = {
         "input": [["input"], [], []],
         "state": [["state"]] * 3,
@@ -196,8 +228,8 @@ def test_two_directions_have_masks_of_their_own(site):
         "output": [[], [], ["output"]],
     }
     assert sites == expected[site]
-    for one, other in zip(ahead, back, strict=True):
-        assert (jax.random.key_data(one.key) != jax.random.key_data(other.key)).any()
+    for a, b in zip(forward, backward, strict=True):
+        assert (jax.random.key_data(a.key) != jax.random.key_data(b.key)).any()
 
 
 def test_a_key_is_used_once():
@@ -220,23 +252,25 @@ def test_a_key_is_used_once():
 @pytest.mark.parametrize("options", [{"remat": True}, {"implementation": "wavefront"}])
 def test_several_sites_in_one_call(options):
     """Each with the masks that it has alone, and a scale of its own."""
-    rng, T = np.random.default_rng(0), 18
+    rng = np.random.default_rng(0)
+    T = 18
     layer, _, _ = problem(jaxgru.init_rnn)
     layers = [layer, layer.replace(W=rng.normal(size=(H, H)))]
     rates = {"input": 0.2, "state": 0.6, "between": 0.4, "output": 0.5}
     keys = jax.random.split(KEY, 4)
     dropout = tuple(Dropout(key, rates[site], site) for key, site in zip(keys, rates, strict=True))
-    drawn = {one.site: dropout_masks(layers, one, 2, T) for one in dropout}
+    masks = {each.site: dropout_masks(layers, each, 2, T) for each in dropout}
 
     def drop(h, mask, t=slice(None)):
         return np.where(mask.keep[t], h * float(mask.scale), 0)
 
     x = rng.normal(size=(T, 2, F))
-    expected, h = [], np.zeros((2, 2, H))
-    for t, y in enumerate(drop(x, drawn["input"][0].input)):
+    h = np.zeros((2, 2, H))
+    expected = []
+    for t, y in enumerate(drop(x, masks["input"][0].input)):
         for i, (p, site) in enumerate(zip(layers, ("between", "output"), strict=True)):
-            h[i] = drop(np.tanh(y @ p.W + h[i] @ p.U + p.b), drawn["state"][i].state, t)
-            y = drop(h[i], drawn[site][i].output, t)
+            h[i] = drop(np.tanh(y @ p.W + h[i] @ p.U + p.b), masks["state"][i].state, t)
+            y = drop(h[i], masks[site][i].output, t)
         expected.append(y)
     seen, _ = jaxgru.unroll(layers, x, dropout=dropout, time_major=True, **options)
     np.testing.assert_allclose(seen, expected, atol=1e-12)
@@ -245,11 +279,12 @@ def test_several_sites_in_one_call(options):
 def test_several_sites_in_two_directions():
     """Each direction has those of both sites."""
     layer, x, _ = problem(jaxgru.init_rnn)
-    keys = jax.random.split(KEY)
-    dropout = Dropout(keys[0], 0.5, "output"), Dropout(keys[1], 0.5, "state")
-    y, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout)
-    of_state, _ = jaxgru.bidirectional(layer, layer, x, dropout=dropout[1])
-    of_output, _ = jaxgru.bidirectional(layer, layer, np.ones_like(x), dropout=dropout[0])
+    output_key, state_key = jax.random.split(KEY)
+    output = Dropout(output_key, 0.5, "output")
+    state = Dropout(state_key, 0.5, "state")
+    y, _ = jaxgru.bidirectional(layer, layer, x, dropout=(output, state))
+    of_state, _ = jaxgru.bidirectional(layer, layer, x, dropout=state)
+    of_output, _ = jaxgru.bidirectional(layer, layer, np.ones_like(x), dropout=output)
     np.testing.assert_allclose(y, np.where(of_output == 0, 0, 2 * of_state), atol=1e-12)
 
 
@@ -263,16 +298,18 @@ def test_dropped_weights(name):
             jaxgru.drop_weights(KEY, layers, 0.25)
         return
     drop = partial(jaxgru.drop_weights, KEY, rate=0.25)
-    seen, pulled = jax.vjp(drop, layers)
-    slope, kept_by_layer = pulled(jax.tree.map(jnp.ones_like, layers))[0], set()
-    for new, old, d in zip(*(sum(tree, ()) for tree in (seen, layers, slope)), strict=True):
-        kept = np.asarray(new.U != 0)
-        assert abs(kept.mean() - 0.75) < 0.03
-        kept_by_layer.add(kept.tobytes())
-        np.testing.assert_allclose(new.U, np.where(kept, old.U / 0.75, 0), rtol=1e-15)
-        np.testing.assert_allclose(d.U, kept / 0.75, rtol=1e-15)
+    seen, pullback = jax.vjp(drop, layers)
+    (gradient,) = pullback(jax.tree.map(jnp.ones_like, layers))
+    patterns = set()
+    # Of both directions' layers, one after another
+    for new, old, d in zip(*(sum(tree, ()) for tree in (seen, layers, gradient)), strict=True):
+        keep = np.asarray(new.U != 0)
+        assert abs(keep.mean() - 0.75) < 0.03
+        patterns.add(keep.tobytes())
+        np.testing.assert_allclose(new.U, np.where(keep, old.U / 0.75, 0), rtol=1e-15)
+        np.testing.assert_allclose(d.U, keep / 0.75, rtol=1e-15)
         chex.assert_trees_all_equal(new.replace(U=old.U), old)
-    assert len(kept_by_layer) == 4
+    assert len(patterns) == 4
 
 
 @struct
@@ -293,7 +330,8 @@ class Wrapped(Cell):
 
 
 def test_weights_drop_in_layers_that_a_cell_wraps():
-    gru, rnn = jaxgru.init_gru(KEY, 33, 33), jaxgru.init_rnn(KEY, 33, 33)
+    gru = jaxgru.init_gru(KEY, 33, 33)
+    rnn = jaxgru.init_rnn(KEY, 33, 33)
     twice = Wrapped([Wrapped([gru], 2.0), rnn])
     dropped = jaxgru.drop_weights(KEY, [twice, gru], 0.25)
     assert jax.tree.structure(dropped) == jax.tree.structure([twice, gru])

@@ -85,14 +85,21 @@ def test_lengths_of_blocks(monkeypatch):
 @pytest.mark.parametrize("kind", ["gru", "lstm", *slow(*INIT), "min_gru", "rnn", "mlp"])
 def test_a_stepper_is_the_cell_step_by_step(kind):
     p, x, carry, _ = problem(kind, 3)
-    index, one_step = np.array([1, 0]), jax.jit(cells.one_step)
-    for table, inputs in ((None, x), (x[:, 0], [index, index, 1 - index])):
-        step, expected, seen = jax.jit(cells.stepper(p, table)), carry, carry
-        for x_or_index in inputs:
+    one_step = jax.jit(cells.one_step)
+
+    def compare(step, inputs, xs):
+        seen = carry
+        expected = carry
+        for x_or_index, x_t in zip(inputs, xs, strict=True):
             seen = step(seen, x_or_index)
-            expected = one_step(p, expected, x_or_index if table is None else table[x_or_index])
+            expected = one_step(p, expected, x_t)
             # Some sums of terms of about 1 nearly cancel: a rounding is then relatively large
             chex.assert_trees_all_close(seen, expected, rtol=1e-12, atol=1e-15)
+
+    compare(jax.jit(cells.stepper(p, None)), x, x)
+    table = x[:, 0]
+    indices = np.array([[1, 0], [1, 0], [0, 1]])
+    compare(jax.jit(cells.stepper(p, table)), indices, table[indices])
 
 
 def test_an_mlp_of_many_positions(monkeypatch):
@@ -108,18 +115,22 @@ def test_an_mlp_of_many_positions(monkeypatch):
 
 def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     x = jnp.ones((5, 2, 3), jnp.float32)
-    run = lambda p: unroll_layer(p, p.zero_carry(2), x, Marks())
-    program = lambda K: str(
-        jax.make_jaxpr(run)(cells.init_mlp(jax.random.key(0), 3, 4, context_length=K))
-    )
+
+    def run(p):
+        return unroll_layer(p, p.zero_carry(2), x, Marks())
+
+    def program(context_length):
+        p = cells.init_mlp(jax.random.key(0), 3, 4, context_length=context_length)
+        return str(jax.make_jaxpr(run)(p))
+
     assert program(1023).count("dot_general") <= program(16).count("dot_general")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 2, 3)])
 def test_a_product_with_narrower_weights(shape):
     """Operands rounded to bfloat16, exact products, float32 sums: by NumPy, in float64."""
-    x, dy = (jax.random.normal(jax.random.key(i), (*shape[:-1], n), jnp.float32)
-             for i, n in ((0, shape[-1]), (1, 4)))  # fmt: skip
+    x = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+    dy = jax.random.normal(jax.random.key(1), (*shape[:-1], 4), jnp.float32)
     W = jax.random.normal(jax.random.key(2), (shape[-1], 4), jnp.bfloat16)
     y, pullback = jax.vjp(dot, x, W)
     dx, dW = pullback(dy)
@@ -136,14 +147,19 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
 
     And the gradients: near those of the plain scan, which rounds the weights alone.
     """
-    single = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+    def rounded(a):
+        return np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64)
+
     p, x, h, mask = problem("gru", 3)
-    p, x, h, mask = *single((p, x, h)), Mask(mask.keep, single(mask.scale))
+    p, x, h, scale = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (p, x, h, mask.scale))
+    mask = Mask(mask.keep, scale)
     narrow = jaxgru.round_weights(p, jnp.bfloat16)
-    rounded = lambda a: np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64)
-    q, state = numbers(narrow), np.asarray(h, np.float64)
+    q = numbers(narrow)
+    state = np.asarray(h, np.float64)
     for t in range(3):
-        u, s = rounded(x[t]), rounded(state)
+        u = rounded(x[t])
+        s = rounded(state)
         z = sigma(u @ q.Wz + s @ q.Uz + q.bz + q.cz)
         r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
         n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
@@ -154,8 +170,8 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
     )
     assert ours[0].dtype == ours[1].dtype == np.float32
     np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
-    for a, b in zip(*map(jax.tree.leaves, (gradients, plain)), strict=True):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    wide = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    for a, b in zip(wide(gradients), wide(plain), strict=True):
         assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()
 
 
@@ -174,18 +190,19 @@ def test_a_long_sum_of_gradients_in_half_precision(name):
     What sums the gradients of steps or parts in bfloat16 loses 5 to 70 % of them here.
     """
     L, options = LONG[name]
-    dropout = jaxgru.Dropout(
-        jax.random.key(2), 0.3 * (name == "a dropped h"), "state", "variational"
-    )
+    rate = 0.3 if name == "a dropped h" else 0.0
+    dropout = jaxgru.Dropout(jax.random.key(2), rate, "state", "variational")
+    layers = [INIT["gru"](jax.random.key(i), 4, 4, dtype=float) for i in range(L)]
     narrow = lambda leaf: leaf.astype(jnp.bfloat16 if leaf.ndim > 1 else jnp.float32)
-    layers = [
-        jax.tree.map(narrow, INIT["gru"](jax.random.key(i), 4, 4, dtype=float)) for i in range(L)
-    ]
+    layers = jax.tree.map(narrow, layers)
     x = jax.random.uniform(jax.random.key(1), (1, 4096, 4), jnp.float32)
 
-    loss = lambda *a, **options: jaxgru.unroll(*a, dropout=dropout, **options)[0].sum()
+    def loss(layers, x, **options):
+        y, _ = jaxgru.unroll(layers, x, dropout=dropout, **options)
+        return y.sum()
 
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (layers, x))
-    seen, expected = jax.grad(loss)(layers, x, **options), jax.grad(loss)(*wide)
+    seen = jax.grad(loss)(layers, x, **options)
+    expected = jax.grad(loss)(*wide)
     for a, b in zip(jax.tree.leaves(seen), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(np.asarray(a, float) - b) <= 0.01 * np.linalg.norm(b)

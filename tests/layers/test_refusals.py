@@ -27,14 +27,25 @@ from jaxgru.layers.masks import dropout_masks
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-KEY, F, H = jax.random.key(0), 3, 4
-drawn = lambda init, *sizes, **options: randomized(
-    jax.eval_shape(lambda: init(KEY, *sizes, **options))
-)
-GRU, LSTM = drawn(init_gru, F, H), drawn(init_lstm, F, H)
+KEY = jax.random.key(0)
+F = 3
+H = 4
+
+
+def drawn(init, *sizes, **options):
+    return randomized(jax.eval_shape(lambda: init(KEY, *sizes, **options)))
+
+
+zeros = np.zeros
+X = np.ones((2, 3, F), "f4")
+X_t = np.ones((2, F), "f4")
+h = zeros((2, H))
+pair = zeros((2, 2, H))
+
+GRU = drawn(init_gru, F, H)
+LSTM = drawn(init_lstm, F, H)
 MLP = drawn(jaxgru.cells.init_mlp, F, H, context_length=3)
-MIN_GRU, zeros = drawn(jaxgru.init_min_gru, F, H), np.zeros
-X, X_t, h, pair = np.ones((2, 3, F), "f4"), np.ones((2, F), "f4"), zeros((2, H)), zeros((2, 2, H))
+MIN_GRU = drawn(jaxgru.init_min_gru, F, H)
 NARROW = GRU.replace(b=GRU.b.astype(jnp.bfloat16))
 RESIDUAL = [jaxgru.ResidualStack((drawn(init_rnn, 3, 4), *[drawn(init_rnn, 4, 4)] * 2))] * 2
 WIDER = RESIDUAL[0].replace(layers=(RESIDUAL[0].layers[0], drawn(init_rnn, 4, 5)))
@@ -274,10 +285,12 @@ def test_a_dropout_needs_a_site():
 @pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "reset", "lengths"])
 def test_arrays_that_jax_does_not_have(argument, dtype):
     shapes = dict(x=(2, 3, F), carry=(2, H), initial=(H,), reset=(2, 3), lengths=(2,))
-    wrong = zeros(shapes.get(argument, (3 * H,)), dtype)
-    arguments = {argument: GRU.replace(b=wrong) if argument == "layers" else wrong}
+    if argument == "layers":
+        wrong = GRU.replace(b=zeros(3 * H, dtype))
+    else:
+        wrong = zeros(shapes[argument], dtype)
     with unchecked(), pytest.raises(ValueError) as raised:
-        unroll(**RIGHT[unroll] | arguments)
+        unroll(**RIGHT[unroll] | {argument: wrong})
     assert "\n" not in str(raised.value) and str(np.dtype(dtype)) in str(raised.value)
 
 

@@ -15,14 +15,14 @@ KEY = jax.random.key(0)
 def test_a_stack_fits_together(cell):
     """No two layers are alike; the options reach each."""
     layers = jaxgru.init_stack(cell, KEY, 3, 4, 2, dtype="float16")
-    ahead, back = jaxgru.init_stack(cell, KEY, 3, 4, num_layers=2, bidirectional=True)
+    pair = jaxgru.init_stack(cell, KEY, 3, 4, num_layers=2, bidirectional=True)
     x = jax.ShapeDtypeStruct((2, 5, 3), "float32")
     y, _ = jax.eval_shape(jaxgru.unroll, layers, x)
     assert y.shape == (2, 5, 4) and y.dtype == "float16"
-    y, _ = jax.eval_shape(jaxgru.bidirectional, ahead, back, x)
+    y, _ = jax.eval_shape(jaxgru.bidirectional, *pair, x)
     assert y.shape == (2, 5, 8)
-    drawn = [leaf for leaf in jax.tree.leaves((ahead, back)) if leaf.ndim == 2]
-    assert len({leaf.tobytes() for leaf in map(jax.device_get, drawn)}) == len(drawn)
+    matrices = [leaf for leaf in jax.tree.leaves(pair) if leaf.ndim == 2]
+    assert len({leaf.tobytes() for leaf in map(jax.device_get, matrices)}) == len(matrices)
 
 
 def test_a_stack_of_projected_layers_fits_together():
@@ -43,7 +43,8 @@ def residual():
 def test_a_step_adds_inputs_as_unroll_does():
     with jax.enable_x64(True):
         stack = jaxgru.init_stack("rnn", KEY, 3, 4, 3, residual=True, dtype="float64")
-        x, carry = jax.random.normal(KEY, (2, 3, 3), "float64"), jaxgru.initial_carry(stack, 2)
+        x = jax.random.normal(KEY, (2, 3, 3), "float64")
+        carry = jaxgru.initial_carry(stack, 2)
         y, _ = jaxgru.unroll(stack, x)
         for t in range(3):
             h, carry = jaxgru.step(stack, x[:, t], carry)
@@ -54,15 +55,18 @@ def test_two_directions_add_what_both_read(residual):
     with jax.enable_x64(True):
         x = jax.random.normal(KEY, (2, 5, 3), "float64")
         y, _ = jaxgru.bidirectional(*residual, x)
+        forward, backward = residual
         expected = x
-        for i, layers in enumerate(zip(residual[0].layers, residual[1].layers, strict=True)):
+        for i, layers in enumerate(zip(forward.layers, backward.layers, strict=True)):
             h, _ = jaxgru.bidirectional(*layers, expected)
-            expected = h + (expected if i else 0)
+            expected = h + expected if i else h
         np.testing.assert_allclose(y, expected, atol=1e-12)
 
 
 def test_printed_layers_show_sizes():
-    shapes = lambda init, *sizes, **options: jax.eval_shape(lambda: init(KEY, *sizes, **options))
+    def shapes(init, *sizes, **options):
+        return jax.eval_shape(lambda: init(KEY, *sizes, **options))
+
     layer = shapes(jaxgru.init_gru, 64, 128)
     assert repr(layer) == "GRUParams(in 64, hidden 128, float32)"
     narrow = jax.tree.map(lambda w: w.update(dtype="bfloat16") if w.ndim > 1 else w, layer)
@@ -73,12 +77,9 @@ def test_printed_layers_show_sizes():
     assert repr(grouped) == "LayerNormGRUParams(in 3, hidden 8, num_blocks 2, float32)"
     several = jax.tree.map(lambda w: jnp.stack([w, w]), jaxgru.init_rnn(KEY, 3, 4))
     arrays = "W float32 (2, 3, 4), U float32 (2, 4, 4), b float32 (2, 4)"
-    expected = f"RNNParams({arrays}, activation 'tanh', clip None)"
-    assert repr(several) == expected
-    assert (
-        repr(jax.tree.map(lambda w: 0, several))
-        == "RNNParams(W 0, U 0, b 0, activation 'tanh', clip None)"
-    )
+    assert repr(several) == f"RNNParams({arrays}, activation 'tanh', clip None)"
+    zeros = jax.tree.map(lambda w: 0, several)
+    assert repr(zeros) == "RNNParams(W 0, U 0, b 0, activation 'tanh', clip None)"
 
 
 def test_messages_print_no_arrays():

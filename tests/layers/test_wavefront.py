@@ -33,9 +33,15 @@ def parts_of_two(monkeypatch, forget_traces):
 
 def stack_of(*kinds, dtype="float64"):
     """Random layers, the first of which takes 3 features."""
-    init = lambda kind, E: INIT[kind](jax.random.key(0), E, 4, dtype=dtype)
-    like = lambda: [init(kind, 3 if i == 0 else 4) for i, kind in enumerate(kinds)]
-    return randomized(jax.eval_shape(like))
+
+    def draw():
+        in_features = [3, *[4] * (len(kinds) - 1)]
+        return [
+            INIT[kind](jax.random.key(0), E, 4, dtype=dtype)
+            for kind, E in zip(kinds, in_features, strict=True)
+        ]
+
+    return randomized(jax.eval_shape(draw))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,8 @@ def stack_of(*kinds, dtype="float64"):
 )
 def test_every_recurrence(kind, L, B, T, site):
     """Outputs, carries and all gradients are those of the definition."""
-    layers, x = stack_of(*[kind] * L), randomized(np.zeros((B, T, 3)), 1)
+    layers = stack_of(*[kind] * L)
+    x = randomized(np.zeros((B, T, 3)), 1)
     carry = randomized(jaxgru.initial_carry(layers, B), 2)
     run = partial(jaxgru.unroll, dropout=Dropout(jax.random.key(1), 0.4, site))
     both = (
@@ -64,10 +71,14 @@ def test_every_recurrence(kind, L, B, T, site):
 
 def test_within_a_shard_map():
     """Which checks what varies over the devices: the gradient of the sum over all rows."""
-    params, tokens = random_params(MODEL, dtype="float64"), jnp.arange(8).reshape(2, 4) % 4
+    params = random_params(MODEL, dtype="float64")
+    tokens = jnp.arange(8).reshape(2, 4) % 4
     P = jax.sharding.PartitionSpec
     mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
-    whole = lambda params, tokens: jnp.sin(jaxgru.lm.apply(params, tokens)[0]).sum()
+
+    def whole(params, tokens):
+        logits, _ = jaxgru.lm.apply(params, tokens)
+        return jnp.sin(logits).sum()
 
     def split(params, tokens):
         logits, _ = jaxgru.lm.apply(params, tokens, implementation="wavefront")
@@ -82,9 +93,11 @@ def sequential_steps(jaxpr):
     """How many bodies of a scan run one after another; inner scans run once a body."""
     steps = 0
     for equation in jaxpr.eqns:
-        inner = [sequential_steps(sub) for sub in jaxprs_in_params(equation.params)]
-        length = equation.params["length"] if equation.primitive.name == "scan" else 1
-        steps += length * (sum(inner) or equation.primitive.name == "scan")
+        inner = sum(sequential_steps(sub) for sub in jaxprs_in_params(equation.params))
+        if equation.primitive.name == "scan":
+            steps += equation.params["length"] * max(inner, 1)
+        else:
+            steps += inner
     return steps
 
 
@@ -96,9 +109,10 @@ def test_the_steps_that_wait_for_one_another(choice, steps):
 
 def test_what_is_supported(monkeypatch):
     def supports(layers, T, dtype=None, **marks):
+        recurrences = [layer.by_hand() for layer in layers]
+        x = jnp.zeros((T, 2, 3))
         carry = [jnp.zeros((2, 4), dtype or layer.b.dtype) for layer in layers]
-        by_hand, x = [layer.by_hand() for layer in layers], jnp.zeros((T, 2, 3))
-        return wavefront.supports(layers, by_hand, x, carry, [Marks(**marks)] * len(layers))
+        return wavefront.supports(layers, recurrences, x, carry, [Marks(**marks)] * len(layers))
 
     grus = stack_of("gru", "gru")
     assert supports(grus, 4) and supports(stack_of("lstm", "lstm"), 6)

@@ -6,16 +6,28 @@ from pages.markdown import TABLE
 
 def test_the_tables_say_what_was_recorded():
     same = {"kind": "values", "implementation": "torchref"}
+    figures = [
+        ("gru: one step", "float64", 10, 2e-9),
+        ("lstm: one step", "float64", 30, 1e-9),
+        ("gru: one step", "float32", 10, 3e-5),
+        ("gru: a layer, outputs", "float64", 1, 0),
+    ]
     records = [
-        same | {"quantity": quantity, "dtype": dtype, "size": size, "absolute": relative,
-                "relative": relative, "tolerance": 1e-6}
-        for quantity, dtype, size, relative in [
-            ("gru: one step", "float64", 10, 2e-9), ("lstm: one step", "float64", 30, 1e-9),
-            ("gru: one step", "float32", 10, 3e-5), ("gru: a layer, outputs", "float64", 1, 0)]
-    ]  # fmt: skip
-    draw = {"kind": "distribution", "size": 5000}
-    records += [draw | {"quantity": f"gru: initialisation of {w}", "p_value": p}
-                for w, p in [("U", 0.5), ("W", 0.25)]]  # fmt: skip
+        same
+        | {
+            "quantity": quantity,
+            "dtype": dtype,
+            "size": size,
+            "absolute": relative,
+            "relative": relative,
+            "tolerance": 1e-6,
+        }
+        for quantity, dtype, size, relative in figures
+    ]
+    for weight, p_value in [("U", 0.5), ("W", 0.25)]:
+        quantity = f"gru: initialisation of {weight}"
+        draw = {"kind": "distribution", "size": 5000, "quantity": quantity, "p_value": p_value}
+        records.append(draw)
     tables = parity.tables(records, "3 passed", "python scripts/parity.py")
     text = "\n".join(tables.values())
     assert "**6 checks** pass: 4 comparisons of 51 numbers, and 2 tests of" in text

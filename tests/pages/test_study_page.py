@@ -22,40 +22,74 @@ from study.figures import in_quarter_octaves
 from study.records import Run, Study
 from study.study_page import FILLED, Page, first_below
 
-ALPHA, SCRIBE = "GRU 1 × 128 (astra_alpha)", "GRU 2 × 256, subwords (scribe_alpha)"
+ALPHA = "GRU 1 × 128 (astra_alpha)"
+SCRIBE = "GRU 2 × 256, subwords (scribe_alpha)"
 NGRAMS = {"astra_alpha": [3.3, 2.5, 2.0, 1.7, 1.6, 1.55, 1.54, 1.54], "scribe_alpha": [2.2] * 8}
 
 
-def run(*given, **changed):
+def run(*values, **fields):
     """A record of `run_json` as the page takes it."""
-    return msgspec.convert(run_json(*given, **changed), Run)
+    return msgspec.convert(run_json(*values, **fields), Run)
 
 
-def run_json(config="astra_alpha", seed=0, changes=None, stream=1.5, cost=1.0,
-             losses=(2.25, 1.85, 1.72), characters_per_token=1):  # fmt: skip
+def run_json(
+    config="astra_alpha",
+    seed=0,
+    changes=None,
+    stream=1.5,
+    cost=1.0,
+    losses=(2.25, 1.85, 1.72),
+    characters_per_token=1,
+):
     """A record in which every number can be told from the others, as docs/study.json holds it."""
-    text = {"median_period": 4, "known_words": 0.25, "sampled": "ROMEO: | hath"}
     return {
-        "config": config, "changes": changes or {}, "seed": seed, "parameters": 86_913,
-        "epochs": [
-            {"epoch": i + 1, "step": 10 * (i + 1), "learning_rate": 1e-3, "train_loss": loss,
-             "val_loss": loss + 0.1, "tokens_per_second": 4096.0 * (i + 1), "seconds": 20.0}
-            for i, loss in enumerate(losses)
-        ],
-        "study": {
-            "num_tokens": 100, "num_characters": 100 * characters_per_token,
-            "windows": stream + 0.02, "stream": stream, "stateless": stream + cost,
-            "sensitivity": cost,
-            "memory_curve": [[2**i, stream + cost / 2**i] for i in range(11)],
-            "recovery": [cost / 2**i for i in range(256)],
-            "chain": {"kl_to_bigram": 0.125,
-                      "cycles": [{"text": "-", "period": 1, "basin": 0.02},
-                                 {"text": " the", "period": 4, "basin": 0.98}]},
-            "text": {"validation text": {"known_words": 0.9375}, "stateless": text,
-                     "stateful": text | {"known_words": 0.75, "sampled": "ROMEO: O"}},
-            "date": "2026-01-02", "hardware": "a machine",
+        "config": config,
+        "changes": changes or {},
+        "seed": seed,
+        "parameters": 86_913,
+        "epochs": [epoch_json(i, loss) for i, loss in enumerate(losses, 1)],
+        "study": measures_json(stream, cost, characters_per_token),
+    }
+
+
+def epoch_json(number, loss):
+    """A line of metrics.jsonl."""
+    return {
+        "epoch": number,
+        "step": 10 * number,
+        "learning_rate": 1e-3,
+        "train_loss": loss,
+        "val_loss": loss + 0.1,
+        "tokens_per_second": 4096.0 * number,
+        "seconds": 20.0,
+    }
+
+
+def measures_json(stream, cost, characters_per_token):
+    """A run's study.json."""
+    text = {"median_period": 4, "known_words": 0.25, "sampled": "ROMEO: | hath"}
+    cycles = [
+        {"text": "-", "period": 1, "basin": 0.02},
+        {"text": " the", "period": 4, "basin": 0.98},
+    ]
+    return {
+        "num_tokens": 100,
+        "num_characters": 100 * characters_per_token,
+        "windows": stream + 0.02,
+        "stream": stream,
+        "stateless": stream + cost,
+        "sensitivity": cost,
+        "memory_curve": [[2**i, stream + cost / 2**i] for i in range(11)],
+        "recovery": [cost / 2**i for i in range(256)],
+        "chain": {"kl_to_bigram": 0.125, "cycles": cycles},
+        "text": {
+            "validation text": {"known_words": 0.9375},
+            "stateless": text,
+            "stateful": text | {"known_words": 0.75, "sampled": "ROMEO: O"},
         },
-    }  # fmt: skip
+        "date": "2026-01-02",
+        "hardware": "a machine",
+    }
 
 
 def page(*runs):
@@ -76,8 +110,13 @@ def test_the_numbers_are_the_records():
 
 def test_means_and_ranges_are_over_the_seeds_of_a_config_and_its_changes():
     changes = {"training.state_dropout": 0.0}
-    text = page(run(), run(seed=1, stream=1.75, losses=[1.5]), run(changes=changes, cost=0.5),
-                run(changes={"model.hidden_dim": 32}), run("best_gru"))  # fmt: skip
+    text = page(
+        run(),
+        run(seed=1, stream=1.75, losses=[1.5]),
+        run(changes=changes, cost=0.5),
+        run(changes={"model.hidden_dim": 32}),
+        run("best_gru"),
+    )
     assert f"| {ALPHA} | 2 | 1.610 (1.500 … 1.720) | 1.645 (1.520 … 1.770) |" in text
     assert "| GRU 1 × 128 (astra_alpha, no dropout) | 1 | 1.720 | 1.520 | 1.500 | 0.500 |" in text
     assert "| GRU 1 × 32 (astra_alpha, hidden_dim 32) | 1 | 1.720" in text
@@ -160,7 +199,9 @@ def make_run(folder: Path, name="astra_alpha", hardware="a machine", **fields) -
 
 
 def test_runs_of_several_machines_come_together(script, tmp_path, monkeypatch, drawn):
-    here, there, docs = tmp_path / "here", tmp_path / "there", tmp_path / "docs"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
+    docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "study.json").write_text(json.dumps({"runs": [], "ngrams": NGRAMS}))
     done = script("report", "--runs", here, "--docs", docs)
@@ -190,23 +231,26 @@ def test_the_best_epoch_is_measured_as_nanogpt_is(run_copy, monkeypatch):
     params, config, tokenizer = jaxgru.lm.load(run_copy)
     best = jax.tree.map(lambda leaf: 2 * leaf, params)
     monkeypatch.setattr(report, "NANOGPT", (config.name,))
-    weights = lambda run, epoch=None: (best if epoch == "best" else params, config, tokenizer)
-    monkeypatch.setattr(report.lm, "load", weights)
+
+    def load_model(run, epoch=None):
+        return best if epoch == "best" else params, config, tokenizer
+
+    monkeypatch.setattr(report.lm, "load", load_model)
     monkeypatch.setattr(measures, "NUM_BATCHES", 2)
     monkeypatch.setattr(measures, "TOP_K", 8)  # of the tiny run's 28 characters
     texts = dict.fromkeys(measures.TREATMENTS, measures.Text())
     for name, value in (("text", texts), ("chain", None)):
         row = measures.Measure("", lambda _, value=value: value, "own text")
         monkeypatch.setitem(measures.MEASURES, name, row)
-    found = report.measure(run_copy, 1)
-    assert len(found["date"]) == 10 and "JAX" in found["hardware"]
-    assert len(found["recovery"]) == 256
-    texts = [found["text"][name][kind] for name in measures.TREATMENTS
-             for kind in ("greedy", "sampled")]  # fmt: skip
+    record = report.measure(run_copy, 1)
+    assert len(record["date"]) == 10 and "JAX" in record["hardware"]
+    assert len(record["recovery"]) == 256
+    texts = []
+    for name in measures.TREATMENTS:
+        texts += [record["text"][name]["greedy"], record["text"][name]["sampled"]]
     assert [len(text) for text in texts] == 3 * [7 + 200, 7 + 300] and len(set(texts)) == 6
     assert all(text.startswith("ROMEO: ") for text in texts)
     _, dataset = load_dataset(config, tokenizer)
-    for weights, record in ((params, found["random_batches"]),
-                            (best, found["random_batches"].pop("best"))):  # fmt: skip
-        loss = measures.random_batch_loss(measures.Subject(weights, dataset)).to_dict()
-        assert record == (loss | {"epoch": 1} if weights is best else loss)
+    last_loss = measures.random_batch_loss(measures.Subject(params, dataset)).to_dict()
+    best_loss = measures.random_batch_loss(measures.Subject(best, dataset)).to_dict()
+    assert record["random_batches"] == last_loss | {"best": best_loss | {"epoch": 1}}
