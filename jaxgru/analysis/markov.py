@@ -7,11 +7,20 @@ one V×V matrix P, P[v, w] = p(next = w | last = v), describes all stateless tex
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Real
+from jaxtyping import Float, Int, Real
 
 from jaxgru.lm.model import Params, initial_carry, step
+
+
+class GreedyCycle(NamedTuple):
+    """The tokens of one period, beginning with the smallest, and how many tokens lead into it."""
+
+    tokens: tuple[int, ...]
+    basin: int
 
 
 def transition_matrix(params: Params) -> Float[np.ndarray, "V V"]:
@@ -33,31 +42,45 @@ def bigram_divergence(P: Float[np.ndarray, "V V"], pairs: Float[np.ndarray, "V V
     minus the bigram's entropy. It is infinite if P excludes a pair that was counted. `pairs`, the
     p(v, w), are those of `ngrams.pair_frequencies`.
     """
-    seen = pairs != 0
-    contexts = np.broadcast_to(pairs.sum(axis=1, keepdims=True), pairs.shape)
+    occurs = pairs != 0
+    p = pairs[occurs]
+    contexts = np.broadcast_to(pairs.sum(axis=1, keepdims=True), pairs.shape)[occurs]
     with np.errstate(divide="ignore"):  # the chain's log 0 is −∞, as intended
-        return float(pairs[seen] @ (np.log(pairs[seen] / contexts[seen]) - np.log(P[seen])))
+        log_chain = np.log(P[occurs])
+    return float(p @ (np.log(p / contexts) - log_chain))
 
 
-def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[tuple[tuple[int, ...], int]]:
+def greedy_cycles(P: Real[np.ndarray, "V V"]) -> list[GreedyCycle]:
     """Return the cycles of v → argmax P[v], by decreasing basin, then by smallest token.
 
-    Each is the tokens of one period, beginning with the smallest, and its basin: how many of the V
-    tokens lead into it, including its own.
+    A basin is the number of the V tokens that lead into a cycle, including its own.
 
     All greedy stateless text enters one of them after fewer than V tokens. In a tie the first token
     is chosen, as in greedy `generate`.
     """
     successor = P.argmax(axis=1)
-    end = np.arange(len(successor))
-    for _ in range(len(successor)):
-        end = successor[end]  # after V steps every token has reached its cycle
-    cycles, done = [], set()
-    for v in np.unique(end).tolist():  # exactly the tokens of the cycles
-        if v not in done:
-            tokens = [v]
-            while (v := int(successor[v])) != tokens[0]:
-                tokens.append(v)
-            done.update(tokens)
-            cycles.append((tuple(tokens), int(np.isin(end, tokens).sum())))
-    return sorted(cycles, key=lambda cycle: -cycle[1])
+    V = len(successor)
+    # After V steps every token has reached its cycle, and all tokens of the cycles are reached.
+    end = np.arange(V)
+    for _ in range(V):
+        end = successor[end]
+    cycles = []
+    visited: set[int] = set()
+    for first in np.unique(end).tolist():
+        if first in visited:
+            continue
+        tokens = _cycle_from(successor, first)
+        visited.update(tokens)
+        basin = int(np.isin(end, tokens).sum())
+        cycles.append(GreedyCycle(tuple(tokens), basin))
+    return sorted(cycles, key=lambda cycle: -cycle.basin)
+
+
+def _cycle_from(successor: Int[np.ndarray, "V"], first: int) -> list[int]:
+    """Return the tokens of a cycle, beginning with one of them."""
+    tokens = [first]
+    token = int(successor[first])
+    while token != first:
+        tokens.append(token)
+        token = int(successor[token])
+    return tokens

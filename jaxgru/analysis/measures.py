@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -34,21 +34,34 @@ with needs("train"):
     from msgspec import Meta
 
 RESETS = tuple(2**i for i in range(11))  # tokens between resets, of the memory curve: 1, 2, … 1024
-RECOVERY, STRIDE = 256, 64  # predictions after each reset, and tokens between two of the resets
-NUM_BATCHES, BATCH_SIZE, BATCH_WINDOW = 200, 64, 256  # of nanoGPT's `estimate_loss`
+RECOVERY = 256  # predictions after each reset
+STRIDE = 64  # tokens between two of the resets
+NUM_BATCHES = 200  # these three are those of nanoGPT's `estimate_loss`
+BATCH_SIZE = 64
+BATCH_WINDOW = 256
 MAX_CHAIN = 4096  # tokens in the vocabulary: the chain needs V² memory
 
-TREATMENTS = {
-    "stateless": (False, False),
-    "last token only": (True, True),
-    "stateful": (True, False),
-}
-"""Whether the state is kept, and whether only the last token of the prompt is read: the published
-bug; the study's stateful sampler; and ours."""
 
-NUM_PROMPTS, PROMPT_LENGTH = 32, 32  # taken from the validation split, evenly spaced
-GREEDY_TOKENS, SAMPLED_TOKENS = 1000, 500  # generated per prompt
-TEMPERATURE, TOP_K = 0.8, 30
+class Treatment(NamedTuple):
+    """Whether the state is kept, and whether only the last token of the prompt is read."""
+
+    stateful: bool
+    last_token_only: bool
+
+
+TREATMENTS = {
+    "stateless": Treatment(stateful=False, last_token_only=False),
+    "last token only": Treatment(stateful=True, last_token_only=True),
+    "stateful": Treatment(stateful=True, last_token_only=False),
+}
+"""The published bug; the study's stateful sampler; and ours."""
+
+NUM_PROMPTS = 32  # taken from the validation split, evenly spaced
+PROMPT_LENGTH = 32
+GREEDY_TOKENS = 1000  # generated per prompt
+SAMPLED_TOKENS = 500
+TEMPERATURE = 0.8
+TOP_K = 30
 NUM_WORDS = 1500  # of the sampled text, for distinct n-grams
 
 Reset = Annotated[int, Meta(ge=1, le=2**31)]  # the state is reset every so many tokens
@@ -85,8 +98,8 @@ class Subject:
     def loss(self, every: int) -> float:
         """Return the nats per token where the state is reset every so many tokens."""
         if every not in self._losses:
-            tokens, end = self.text.validation, self.text.end
-            self._losses[every] = window_loss(self.params, tokens, every, end=end)
+            tokens = self.text.validation
+            self._losses[every] = window_loss(self.params, tokens, every, end=self.text.end)
         return self._losses[every]
 
 
@@ -133,8 +146,8 @@ def random_batch_loss(s: Subject) -> MeanLoss:
     crops = jax.vmap(lambda key: random_crops(key, tokens, BATCH_SIZE, BATCH_WINDOW))(keys)
     nats = np.asarray(batches_nll(s.params, *crops, end=s.text.end), np.float64)
     losses = nats.mean(axis=(1, 2))
-    error = losses.std(ddof=1) / NUM_BATCHES**0.5
-    return MeanLoss(mean=float(losses.mean()), standard_error=float(error))
+    standard_error = losses.std(ddof=1) / NUM_BATCHES**0.5
+    return MeanLoss(mean=float(losses.mean()), standard_error=float(standard_error))
 
 
 class DynamicLoss(Record, frozen=True, kw_only=True):
@@ -148,10 +161,14 @@ class DynamicLoss(Record, frozen=True, kw_only=True):
 
 def dynamic_loss(s: Subject) -> DynamicLoss:
     """Choose on the end of the training text how the weights learn, and evaluate them."""
-    chosen = choose_dynamic(s.params, s.text.train[-CHOSEN_ON:])
-    loss = float(dynamic_nll(s.params, s.text.validation, chosen).mean())
-    rates = {name: getattr(chosen, name) for name in ("learning_rate", "decay", "every")}
-    return DynamicLoss(mean=loss, **rates)
+    dynamic = choose_dynamic(s.params, s.text.train[-CHOSEN_ON:])
+    nats = dynamic_nll(s.params, s.text.validation, dynamic)
+    return DynamicLoss(
+        mean=float(nats.mean()),
+        learning_rate=dynamic.learning_rate,
+        decay=dynamic.decay,
+        every=dynamic.every,
+    )
 
 
 def recovery_of(s: Subject) -> list[float]:
@@ -160,10 +177,12 @@ def recovery_of(s: Subject) -> list[float]:
     It is the mean excess over one stream on the same tokens, so their difficulty cancels, over
     resets STRIDE tokens apart.
     """
-    tokens, length = s.text.validation, min(RECOVERY, len(s.nats))
+    tokens = s.text.validation
+    length = min(RECOVERY, len(s.nats))
     starts = range(0, len(tokens) - length, STRIDE)
-    after = lines_nll(s.params, [tokens[i : i + length + 1] for i in starts], s.text.end)
-    excess = np.mean(after, axis=0) - np.mean([s.nats[i : i + length] for i in starts], axis=0)
+    after_reset = lines_nll(s.params, [tokens[i : i + length + 1] for i in starts], s.text.end)
+    in_stream = [s.nats[i : i + length] for i in starts]
+    excess = np.mean(after_reset, axis=0) - np.mean(in_stream, axis=0)
     return [float(f"{nats:.5g}") for nats in excess]
 
 
@@ -187,13 +206,14 @@ class Chain(Record, frozen=True):
 
 def chain_of(s: Subject) -> Chain | None:
     """Return the model's chain; None: the vocabulary is too large."""
-    tokenizer, V = s.text.tokenizer, s.text.tokenizer.vocab_size
+    tokenizer = s.text.tokenizer
+    V = tokenizer.vocab_size
     if V > MAX_CHAIN:
         return None
     P = transition_matrix(s.params)
     cycles = [
-        Cycle(tokenizer.decode(np.array(tokens)), len(tokens), basin / V)
-        for tokens, basin in greedy_cycles(P)[:5]
+        Cycle(tokenizer.decode(np.array(cycle.tokens)), len(cycle.tokens), cycle.basin / V)
+        for cycle in greedy_cycles(P)[:5]
     ]
     return Chain(bigram_divergence(P, pair_frequencies(s.text.train, V)), cycles)
 
@@ -221,7 +241,8 @@ def text_of(s: Subject) -> dict[str, Text] | None:
     """
     if s.text.end is not None:
         return None
-    tokens, decode = s.text.validation, s.text.tokenizer.decode
+    tokens = s.text.validation
+    decode = s.text.tokenizer.decode
     length = min(PROMPT_LENGTH, len(tokens) - 1)
     starts = np.linspace(0, len(tokens) - length, NUM_PROMPTS).astype(int)
     prompts = jnp.asarray(tokens[starts[:, None] + np.arange(length)])
@@ -231,25 +252,38 @@ def text_of(s: Subject) -> dict[str, Text] | None:
     for name, treatment in TREATMENTS.items():
         greedy = texts_of(s.params, prompts, GREEDY_TOKENS, 0, *treatment)
         sampled = texts_of(s.params, prompts, SAMPLED_TOKENS, TEMPERATURE, *treatment)
-        by_words = words_in(map(decode, sampled), vocabulary)
-        texts[name] = Text(**loops_in(greedy), **by_words)
+        measures_of_words = words_in(map(decode, sampled), vocabulary)
+        texts[name] = Text(**loops_in(greedy), **measures_of_words)
     return texts
 
 
 def texts_of(
-    params: Params, prompts: jax.Array, num_tokens: int, temperature: float, stateful: bool,
+    params: Params,
+    prompts: jax.Array,
+    num_tokens: int,
+    temperature: float,
+    stateful: bool,
     last_token_only: bool,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Generate texts that continue prompts (B, P), under one of TREATMENTS."""
     top_k = min(TOP_K, len(params.head.bo)) if temperature else None
-    options: dict[str, Any] = dict(temperature=temperature, top_k=top_k, stateful=stateful)
-    prompts = prompts[:, -1:] if last_token_only else prompts
-    return np.asarray(generate(params, jax.random.key(0), prompts, num_tokens, **options)[0])
+    if last_token_only:
+        prompts = prompts[:, -1:]
+    tokens, *_ = generate(
+        params,
+        jax.random.key(0),
+        prompts,
+        num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        stateful=stateful,
+    )
+    return np.asarray(tokens)
 
 
 def loops_in(greedy: np.ndarray) -> dict[str, Any]:
     """Return the share of greedy texts that end in a loop, and the median loop."""
-    loops = [loop for row in greedy if (loop := find_loop(row))]
+    loops = [loop for loop in map(find_loop, greedy) if loop is not None]
     measures = {"share_that_loops": len(loops) / len(greedy)}
     if loops:
         measures["median_period"] = statistics.median(loop.period for loop in loops)
@@ -262,11 +296,16 @@ def words_in(texts: Iterable[str], vocabulary: frozenset[str]) -> dict[str, Any]
 
     The first and the last word of each text, which may be incomplete, do not count.
     """
-    every = words("\n".join(re.sub(r"\A\S*|\S*\Z", "", text) for text in texts))
-    known = {"known_words": sum(word in vocabulary for word in every) / len(every)} if every else {}
-    first = every[:NUM_WORDS]
-    distinct = {f"distinct_{n}": distinct_ngrams(first, n) for n in (1, 2, 3) if len(first) >= n}
-    return {"num_words": len(first), **known, **distinct}
+    whole_words = words("\n".join(re.sub(r"\A\S*|\S*\Z", "", text) for text in texts))
+    first_words = whole_words[:NUM_WORDS]
+    measures: dict[str, Any] = {"num_words": len(first_words)}
+    if whole_words:
+        num_known = sum(word in vocabulary for word in whole_words)
+        measures["known_words"] = num_known / len(whole_words)
+    for n in (1, 2, 3):
+        if len(first_words) >= n:
+            measures[f"distinct_{n}"] = distinct_ngrams(first_words, n)
+    return measures
 
 
 # --- The table of measures, and the record
@@ -304,9 +343,12 @@ class Measurements(Record, frozen=True, kw_only=True):
 
 def _marks(record: type[Record], kind: type[Mark]) -> dict[str, Mark]:
     """Return by field what its annotation says beside the type."""
-    hints = get_type_hints(record, include_extras=True)
-    marks = {name: getattr(hint, "__metadata__", [None])[0] for name, hint in hints.items()}
-    return {name: mark for name, mark in marks.items() if isinstance(mark, kind)}
+    marks = {}
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        mark = getattr(hint, "__metadata__", [None])[0]
+        if isinstance(mark, kind):
+            marks[name] = mark
+    return marks
 
 
 MEASURES = _marks(Measurements, Measure)
@@ -321,9 +363,12 @@ def measure(
     The latter come first, because they can fail. `progress` is called with the name of each
     measure before it is computed.
     """
-    met = {"text", "own text"} if len(subject.text.train) else {"text"}
+    met_needs = {"text"}
+    if len(subject.text.train):
+        met_needs.add("own text")
+    applicable = [name for name, row in MEASURES.items() if row.needs in met_needs]
     values: dict[str, Any] = {}
-    for name in [*asked, *(name for name, row in MEASURES.items() if row.needs in met)]:
+    for name in [*asked, *applicable]:
         progress(name.replace("_", " "))
         values[name] = MEASURES[name].function(subject)
     return Measurements(

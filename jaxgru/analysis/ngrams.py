@@ -79,7 +79,8 @@ class NGram:
         p = np.full(len(tokens), 1 / self.vocab_size)
         contexts = np.zeros(len(tokens), np.int64)
         for k, (grams, weights) in enumerate(zip(self.grams, self.weights, strict=True)):
-            ids = grams.find(contexts * self.vocab_size + tokens[k:])
+            keys = contexts * self.vocab_size + tokens[k:]
+            ids = grams.find(keys)
             p[k:] = weights.shares[ids] + weights.gammas[contexts] * p[k:]
             contexts = ids[:-1]
         return -np.log(p[1:])
@@ -87,13 +88,15 @@ class NGram:
     def probabilities(self, context: Int[np.ndarray, "M"]) -> Float[np.ndarray, "V"]:
         """Return p(w | context) for every token w; only the last order − 1 tokens are read."""
         context = np.asarray(context)
-        context = _checked(context[max(0, len(context) - self.order + 1) :], self.vocab_size)
+        num_unread = max(0, len(context) - self.order + 1)
+        context = _checked(context[num_unread:], self.vocab_size)
         p = np.full(self.vocab_size, 1 / self.vocab_size)
         ids = np.zeros(len(context) + 1, np.int64)  # of the k-grams in the context; the last is h
         for k, grams, weights in zip(range(len(ids)), self.grams, self.weights, strict=False):
-            first_key = ids[-1] * self.vocab_size
+            h = ids[-1]
+            first_key = h * self.vocab_size
             first, end = np.searchsorted(grams.keys, (first_key, first_key + self.vocab_size))
-            p *= weights.gammas[ids[-1]]
+            p *= weights.gammas[h]
             p[grams.keys[first:end] - first_key] += weights.shares[first:end]
             ids = grams.find(ids[:-1] * self.vocab_size + context[k:])
         return p
@@ -140,28 +143,30 @@ def count_ngrams(
     `end` is the end-of-unit token of a text in units, such as `Dataset.end`: only what follows one
     predicts the next token, in the model's text and in any other.
 
-    Raises what `as_sequence` raises, and UserError if the order is not in 1 to 8 or the text has
-    fewer tokens than that.
+    Raises:
+      UserError: as `as_sequence`, and where the order is not in 1 to 8 or the text has fewer tokens
+        than that.
     """
     order = check_whole("order", order, MAX_ORDER)
     tokens = _checked(tokens, vocab_size)
     if len(tokens) < order:
         raise UserError(f"an order of {order} needs at least {order} tokens, not {len(tokens)}.")
     tables = []
-    starts = np.arange(len(tokens))  # of the k-grams, and below, the id of each k-gram by its start
-    ids = np.zeros(len(tokens) + 1, np.int64)
+    starts = np.arange(len(tokens))  # of the k-grams
+    ids = np.zeros(len(tokens) + 1, np.int64)  # of the k-gram that starts at each token
     for k in range(order):
         starts = starts[starts + k < len(tokens)]
         if k > 1:
             starts = starts[tokens[starts + k - 1] != end]
         if not len(starts):  # no unit is that long
             break
-        endings = ids[starts + 1]
-        keys, ids[starts], counts = np.unique(
+        suffix_of_start = ids[starts + 1]
+        keys, id_of_start, counts = np.unique(
             ids[starts] * vocab_size + tokens[starts + k], return_inverse=True, return_counts=True
         )
+        ids[starts] = id_of_start
         suffixes = np.empty_like(keys)
-        suffixes[ids[starts]] = endings
+        suffixes[id_of_start] = suffix_of_start
         tables.append(Grams(keys, counts, suffixes))
     return NGram(order, vocab_size, tuple(tables), _weights(tables, vocab_size, end))
 
@@ -180,23 +185,33 @@ def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.
 def _weights(tables: list[Grams], vocab_size: int, end: int | None) -> tuple[Weights, ...]:
     """Compute the equations at the top of this file, for every k-gram and every context."""
     weights = []
-    num_contexts, begins = 1, np.array([False])  # whether a context begins a unit
-    for k, (grams, longer) in enumerate(zip(tables, (*tables[1:], None), strict=True)):
-        h, c = grams.keys // vocab_size, grams.counts
-        if longer is not None:
-            after = np.bincount(longer.suffixes, minlength=len(c))
-            c = np.where(begins[h], c, after)
-        d = _discounts(c)[np.minimum(c, 3)]
-        totals = np.bincount(h, c, num_contexts)
-        discounted = np.bincount(h, d, num_contexts)
-        # A total is 0 if nothing follows the context. In lower orders, it is also 0 if something
-        # follows the context only at the start of the text, where no token comes before it.
-        divisors = np.maximum(totals, 1)
-        shares = (c - d) / divisors[h]
-        gammas = np.where(totals > 0, discounted / divisors, 1)
-        weights.append(Weights(np.append(shares, 0), np.append(gammas, 1)))
-        num_contexts, begins = len(c), begins[h] if k else grams.keys == end
+    num_contexts = 1
+    begins_unit = np.array([False])  # of each context
+    for k, grams in enumerate(tables):
+        h = grams.keys // vocab_size
+        c = grams.counts
+        if k + 1 < len(tables):
+            num_before = np.bincount(tables[k + 1].suffixes, minlength=len(c))
+            c = np.where(begins_unit[h], c, num_before)
+        weights.append(_weights_of_order(h, c, num_contexts))
+        num_contexts = len(c)
+        begins_unit = begins_unit[h] if k else grams.keys == end
     return tuple(weights)
+
+
+def _weights_of_order(
+    h: Int[np.ndarray, "G"], c: Int[np.ndarray, "G"], num_contexts: int
+) -> Weights:
+    """Compute the weights of all k-grams from their contexts' ids and their counts c(hw)."""
+    d = _discounts(c)[np.minimum(c, 3)]
+    totals = np.bincount(h, c, num_contexts)
+    discounted = np.bincount(h, d, num_contexts)
+    # A total is 0 if nothing follows the context. In lower orders, it is also 0 if something
+    # follows the context only at the start of the text, where no token comes before it.
+    divisors = np.maximum(totals, 1)
+    shares = (c - d) / divisors[h]
+    gammas = np.where(totals > 0, discounted / divisors, 1)
+    return Weights(np.append(shares, 0), np.append(gammas, 1))
 
 
 def _discounts(c: Int[np.ndarray, "G"]) -> Float[np.ndarray, "4"]:
@@ -225,8 +240,8 @@ def _filtered(
     p /= p.sum()
     if top_p is not None and top_p < 1:
         descending = np.sort(p)[::-1]
-        before = np.cumsum(descending) - descending
-        p[p < descending[before < top_p].min()] = 0
+        likelier = np.cumsum(descending) - descending
+        p[p < descending[likelier < top_p].min()] = 0
     return p / p.sum()
 
 

@@ -37,8 +37,8 @@ def find_loop(tokens: Int[np.ndarray, "N"] | Sequence[int]) -> Loop | None:
     for period in range(1, len(tokens) // MIN_TURNS + 1):
         breaks = np.flatnonzero(tokens[:-period] != tokens[period:])
         onset = int(breaks[-1]) + 1 if len(breaks) else 0
-        seen = len(tokens) - onset
-        if seen >= MIN_TURNS * period and (earliest is None or onset < earliest.onset):
+        repeats = len(tokens) - onset >= MIN_TURNS * period
+        if repeats and (earliest is None or onset < earliest.onset):
             earliest = Loop(onset, period)
     return earliest
 

@@ -18,7 +18,23 @@ from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.sampling import generate
 
 __all__ = [
-    "Config", "ModelConfig", "Params", "Scores", "apply", "beam_search", "config_names",
-    "generate", "init", "initial_carry", "load", "load_config", "num_params",
-    "pretrained_names", "save", "score", "score_lines", "step", "stream_text",
-]  # fmt: skip
+    "Config",
+    "ModelConfig",
+    "Params",
+    "Scores",
+    "apply",
+    "beam_search",
+    "config_names",
+    "generate",
+    "init",
+    "initial_carry",
+    "load",
+    "load_config",
+    "num_params",
+    "pretrained_names",
+    "save",
+    "score",
+    "score_lines",
+    "step",
+    "stream_text",
+]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Shaped
 
 from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, shown
@@ -26,12 +27,18 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
         raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
     dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
     if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
-        values = np.asarray(tokens)
-        least, most, limits = values.min(), values.max(), np.iinfo(dtype)
-        if not limits.min <= least <= most <= limits.max:
-            outside = most if most > limits.max else least
-            raise UserError(f"{name} contains {outside}, which does not fit into {dtype}.")
+        _check_limits(name, np.asarray(tokens), dtype)
     return tokens
+
+
+def _check_limits(name: str, tokens: Shaped[np.ndarray, "..."], dtype: np.dtype) -> None:
+    """Raise UserError if a token does not fit into a dtype."""
+    limits = np.iinfo(dtype)
+    smallest = tokens.min()
+    largest = tokens.max()
+    outside = largest if largest > limits.max else smallest
+    if not limits.min <= outside <= limits.max:
+        raise UserError(f"{name} contains {outside}, which does not fit into {dtype}.")
 
 
 def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
@@ -39,7 +46,8 @@ def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:
     if not is_known(tokens):
         return
     values = np.asarray(tokens)
-    if (outside := values[(values < 0) | (values >= vocab_size)]).size:
+    outside = values[(values < 0) | (values >= vocab_size)]
+    if outside.size:
         raise UserError(
             f"{name} contains {outside[0]}; the vocabulary's tokens are 0 to {vocab_size - 1}."
         )
@@ -64,7 +72,8 @@ def check_number(name: str, value: Any, allowed: Callable[[float], bool], wanted
     """Return an allowed number as Python's; a traced one as it is."""
     if isinstance(value, Tracer):
         return value
-    number, is_bool = math.nan, getattr(value, "dtype", type(value)) in (bool,)
+    number = math.nan
+    is_bool = getattr(value, "dtype", type(value)) in (bool,)
     if not (is_bool or isinstance(value, str | bytes)):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,16 +48,20 @@ def beam_search(
       B · K rows after every token but the last. This carry and `tokens.reshape(B * K, -1)[:, -1:]`
       continue every beam in `generate`.
 
-    Raises UserError or ValueError as `generate` does.
+    Raises:
+      UserError: as `generate`.
+      ValueError: as `generate`.
     """
-    params, V = on_device(params), len(params.embedding)
-    prompt = as_prompt(prompt, V)
-    sizes = check_whole("num_tokens", num_tokens), check_whole("num_beams", num_beams)
+    params = on_device(params)
+    vocab_size = len(params.embedding)
+    prompt = as_prompt(prompt, vocab_size)
+    num_tokens = check_whole("num_tokens", num_tokens)
+    num_beams = check_whole("num_beams", num_beams)
     if carry is not None:
         carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
     if stop is not None:
-        stop = as_stop(stop, V)
-    return _search(*sizes, params, prompt, carry, stop)
+        stop = as_stop(stop, vocab_size)
+    return _search(num_tokens, num_beams, params, prompt, carry, stop)
 
 
 class _Beams(NamedTuple):
@@ -69,47 +73,91 @@ class _Beams(NamedTuple):
     stopped: Bool[Array, "BK"]
 
 
+class _Choice(NamedTuple):
+    """The beams that a step keeps: which beam each one continues, and with which token."""
+
+    parent: Int[Array, "B K"]
+    token: Int[Array, "B K"]
+
+
+_Step: TypeAlias = Callable[[Array, ModelCarry], tuple[Array, ModelCarry]]
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    num_tokens: int, K: int, params: Params, prompt: Integer[Array, "B P"],
-    carry: ModelCarry | None, stop: Integer[Array, "S"] | None,
-) -> tuple[Int[Array, "B K N"], Float[Array, "B K"], Tree]:  # fmt: skip
+    num_tokens: int,
+    K: int,
+    params: Params,
+    prompt: Integer[Array, "B P"],
+    carry: ModelCarry | None,
+    stop: Integer[Array, "S"] | None,
+) -> tuple[Int[Array, "B K N"], Float[Array, "B K"], Tree]:
     B, P = prompt.shape
-    V = len(params.embedding)
-    step = stepper(params)
-    carry = initial_carry(params, B) if carry is None else carry
+    if carry is None:
+        carry = initial_carry(params, B)
     if P > 1:
         _, carry = apply(params, prompt[:, :-1], carry)
+    beams = _first_beams(K, params, prompt, carry)
+    next_beams = partial(_next_beams, stepper(params), stop)
+    beams, choices = jax.lax.scan(next_beams, beams, length=num_tokens)
+    return _tokens_of_beams(choices), beams.score, beams.carry
+
+
+def _first_beams(
+    K: int, params: Params, prompt: Integer[Array, "B P"], carry: ModelCarry
+) -> _Beams:
+    """Return K copies of each prompt, of which only the first one counts: they are one text."""
     each_beam = lambda leaf: jnp.repeat(leaf, K, axis=0)
+    token = each_beam(prompt[:, -1].astype(jnp.int32))
+    score = jnp.where(jnp.arange(K) == 0, 0.0, -jnp.inf)
+    score = score.astype(at_least_float32(params.head.bo).dtype)
+    return _Beams(
+        carry=jax.tree.map(each_beam, carry),
+        token=token,
+        score=jnp.broadcast_to(score, (len(prompt), K)),
+        stopped=token != token,
+    )
 
-    def next_token(beams: _Beams, _: None) -> tuple[_Beams, tuple[Array, Array]]:
-        logits, after = step(beams.token, beams.carry)
-        logp = jax.nn.log_softmax(at_least_float32(logits))
-        if stop is not None:
-            again = jax.nn.one_hot(beams.token, V, dtype=bool)
-            repeated = jnp.where(again, 0, -jnp.inf).astype(logp.dtype)
-            logp = jnp.where(beams.stopped[:, None], repeated, logp)
-            after = IN_ROWS.choose(beams.stopped, beams.carry, after)
-        totals = beams.score[:, :, None] + logp.reshape(B, K, V)
-        score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
-        parent, token = jnp.divmod(best, V)
-        rows = (K * jnp.arange(B, dtype=parent.dtype)[:, None] + parent).ravel()
-        stopped = beams.stopped[rows]
-        if stop is not None:
-            stopped |= jnp.isin(token.ravel(), stop.astype(token.dtype))
-        after = jax.tree.map(lambda leaf: leaf[rows], after)
-        return _Beams(after, token.ravel(), score, stopped), (parent, token)
 
-    alone = jnp.where(jnp.arange(K) == 0, 0.0, -jnp.inf)  # the K copies of a prompt are one text
-    score = jnp.broadcast_to(alone.astype(at_least_float32(params.head.bo).dtype), (B, K))
-    last = each_beam(prompt[:, -1].astype(jnp.int32))
-    beams = _Beams(jax.tree.map(each_beam, carry), last, score, last != last)
-    beams, steps = jax.lax.scan(next_token, beams, length=num_tokens)
+def _next_beams(
+    step: _Step, stop: Integer[Array, "S"] | None, beams: _Beams, _: None
+) -> tuple[_Beams, _Choice]:
+    """Continue every beam with every token, and keep the K likeliest of each row."""
+    B, K = beams.score.shape
+    logits, carry = step(beams.token, beams.carry)
+    V = logits.shape[1]
+    logp = jax.nn.log_softmax(at_least_float32(logits))
+    if stop is not None:
+        logp = _repeat_when_stopped(beams, logp)
+        carry = IN_ROWS.choose(beams.stopped, beams.carry, carry)
+    totals = beams.score[:, :, None] + logp.reshape(B, K, V)
+    score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
+    parent, token = jnp.divmod(best, V)
 
-    def back(beam: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-        parent, token = (jnp.take_along_axis(choice, beam, axis=1) for choice in step)
+    rows = (K * jnp.arange(B, dtype=parent.dtype)[:, None] + parent).ravel()
+    stopped = beams.stopped[rows]
+    if stop is not None:
+        stopped |= jnp.isin(token.ravel(), stop.astype(token.dtype))
+    carry = jax.tree.map(lambda leaf: leaf[rows], carry)
+    return _Beams(carry, token.ravel(), score, stopped), _Choice(parent, token)
+
+
+def _repeat_when_stopped(beams: _Beams, logp: Float[Array, "BK V"]) -> Float[Array, "BK V"]:
+    """Return log p = 0 for the token of a beam that has stopped, and −∞ for its other tokens."""
+    is_repeated = jax.nn.one_hot(beams.token, logp.shape[1], dtype=bool)
+    repeated = jnp.where(is_repeated, 0, -jnp.inf).astype(logp.dtype)
+    return jnp.where(beams.stopped[:, None], repeated, logp)
+
+
+def _tokens_of_beams(choices: _Choice) -> Int[Array, "B K N"]:
+    """Return the tokens of the beams after the last step, followed back from there."""
+
+    def back(beam: Array, choice: _Choice) -> tuple[Array, Array]:
+        parent = jnp.take_along_axis(choice.parent, beam, axis=1)
+        token = jnp.take_along_axis(choice.token, beam, axis=1)
         return parent, token
 
-    ends = jnp.broadcast_to(jnp.arange(K, dtype=steps[0].dtype), (B, K))
-    _, tokens = jax.lax.scan(back, ends, steps, reverse=True)
-    return jnp.moveaxis(tokens, 0, -1), beams.score, beams.carry
+    _, B, K = choices.parent.shape
+    last = jnp.broadcast_to(jnp.arange(K, dtype=choices.parent.dtype), (B, K))
+    _, tokens = jax.lax.scan(back, last, choices, reverse=True)
+    return jnp.moveaxis(tokens, 0, -1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,28 @@ from jaxgru.lm.model import (
 CHOSEN_ON = 2**13  # tokens at the end of the training text, which suffice to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 DECAYS = (0.0, 1e-3, 1e-2)
-_Learner: TypeAlias = tuple[Params, ModelCarry]  # what one segment leaves to the next
-_Segment: TypeAlias = tuple[Int[Array, "1 T"], Int[Array, "1 T"]]  # inputs and targets
+
+
+class _Learner(NamedTuple):
+    """What one segment leaves to the next: the weights or a sum over gradients, and the state."""
+
+    params: Params
+    carry: ModelCarry
+
+
+class _Segment(NamedTuple):
+    """Some tokens that are read, and the tokens after each; or several such segments (M, 1, T)."""
+
+    inputs: Int[Array, "*M 1 T"]
+    targets: Int[Array, "*M 1 T"]
+
+
+class _Rates(NamedTuple):
+    """η, λ and ε."""
+
+    learning_rate: Any
+    decay: Any
+    epsilon: Any
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,8 @@ class Dynamic:
       epsilon: ε, in the unit of a gradient.
       every: the number of tokens in a segment, and so between two updates.
 
-    Raises UserError if one is out of range.
+    Raises:
+      UserError: one is out of range.
     """
 
     mean_squares: Params
@@ -69,7 +90,7 @@ class Dynamic:
         for name in ("learning_rate", "decay"):
             number = getattr(self, name)
             check_number(name, number, lambda x: 0 <= x < math.inf, "finite, 0 or more")
-        # at 0, the weights of a token that the training text lacks would become 0/0
+        # At 0, the weights of a token that the training text lacks would become 0/0.
         check_number("epsilon", self.epsilon, lambda x: 0 < x < math.inf, "finite, above 0")
 
 
@@ -78,28 +99,31 @@ def dynamic_nll(
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream, with weights that learn from it.
 
-    Raises what `evaluation.window_nll` raises, and UserError if `dynamic` is of another model.
+    Raises:
+      UserError: as `evaluation.window_nll`, and where `dynamic` is of another model.
     """
     params = on_device(params)
     if jax.tree.map(jnp.shape, dynamic.mean_squares) != jax.tree.map(jnp.shape, params):
         raise UserError("the mean_squares are not this model's; compute them with its parameters.")
-    inputs, targets, n = _segments(params, tokens, dynamic.every)
-    rates = (dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
-    nll = _dynamic_nll(params, dynamic.mean_squares, rates, inputs, targets)
-    return np.asarray(nll, np.float64).ravel()[:n]
+    segments, num_predictions = _segments(params, tokens, dynamic.every)
+    rates = _Rates(dynamic.learning_rate, dynamic.decay, dynamic.epsilon)
+    nll = _dynamic_nll(params, dynamic.mean_squares, rates, segments)
+    return np.asarray(nll, np.float64).ravel()[:num_predictions]
 
 
 def mean_squares(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) -> Params:
     """Return the mean of each parameter's squared gradient, over the whole segments of a stream.
 
-    Raises what `dynamic_nll` raises, and UserError for fewer than `every` + 1 tokens.
+    Raises:
+      UserError: as `evaluation.window_nll`, and where there are fewer than `every` + 1 tokens.
     """
-    inputs, targets, n = _segments(params, tokens, check_whole("every", every))
-    if n < every:
-        has = counted(n + 1, "token")
+    segments, num_predictions = _segments(params, tokens, check_whole("every", every))
+    if num_predictions < every:
+        has = counted(num_predictions + 1, "token")
         raise UserError(f"the text has {has}; a segment of {every} needs {every + 1}.")
-    whole = n // every
-    return _mean_squares(on_device(params), inputs[:whole], targets[:whole])
+    num_whole = num_predictions // every
+    whole = jax.tree.map(lambda tokens: tokens[:num_whole], segments)
+    return _mean_squares(on_device(params), whole)
 
 
 def choose_dynamic(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) -> Dynamic:
@@ -110,67 +134,70 @@ def choose_dynamic(params: Params, tokens: Int[AnyArray, "N"], every: int = 32) 
         on what is then evaluated.
     """
     squares = mean_squares(params, tokens, every)
-    candidates = [Dynamic(squares, *pair, every=every) for pair in product(LEARNING_RATES, DECAYS)]
-    loss = lambda dynamic: dynamic_nll(params, tokens, dynamic).mean()
-    return min(candidates, key=lambda dynamic: np.nan_to_num(loss(dynamic), nan=np.inf))
+    candidates = [
+        Dynamic(squares, learning_rate, decay, every=every)
+        for learning_rate, decay in product(LEARNING_RATES, DECAYS)
+    ]
+
+    def loss(dynamic: Dynamic) -> float:
+        mean = dynamic_nll(params, tokens, dynamic).mean()
+        return float(np.nan_to_num(mean, nan=np.inf))
+
+    return min(candidates, key=loss)
 
 
-def _segments(
-    params: Params, tokens: Any, every: int
-) -> tuple[Int[Array, "M 1 T"], Int[Array, "M 1 T"], int]:
-    """Return inputs and targets, and the number of predictions. The last segment may be padded.
+def _segments(params: Params, tokens: Any, every: int) -> tuple[_Segment, int]:
+    """Return the segments of a text, and the number of predictions. The last one may be padded.
 
     It is predicted before its gradient updates anything, so the padding reaches no loss.
     """
     check_params(params)
     tokens = as_text(tokens, len(params.embedding))
-    return *windows(jnp.asarray(tokens), every, 1), len(tokens) - 1
+    inputs, targets = windows(jnp.asarray(tokens), every, 1)
+    return _Segment(inputs, targets), len(tokens) - 1
 
 
 def _loss(
-    params: Params, inputs: Int[Array, "B T"], targets: Int[Array, "B T"], carry: ModelCarry
-) -> tuple[Float[Array, ""], tuple[Float[Array, "B T"], ModelCarry]]:
+    params: Params, segment: _Segment, carry: ModelCarry
+) -> tuple[Float[Array, ""], tuple[Float[Array, "1 T"], ModelCarry]]:
     """Return the mean loss of the targets, the loss of each, and the next state."""
-    logits, carry = apply(params, inputs, carry)
-    nll = token_nll(logits, targets)
+    logits, carry = apply(params, segment.inputs, carry)
+    nll = token_nll(logits, segment.targets)
     return nll.mean(), (nll, carry)
 
 
 @jax.jit
 def _dynamic_nll(
-    trained: Params, mean_squares: Params, rates: tuple[Any, Any, Any],
-    inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"],
-) -> Float[Array, "M T"]:  # fmt: skip
-    (rate, decay, epsilon), wide = rates, at_least_float32(trained)
+    trained: Params, mean_squares: Params, rates: _Rates, segments: _Segment
+) -> Float[Array, "M T"]:
     roots = jax.tree.map(jnp.sqrt, mean_squares)
     leaves = jax.tree.leaves(roots)
-    mean = sum(leaf.sum() for leaf in leaves) / sum(leaf.size for leaf in leaves)
+    mean_root = sum(leaf.sum() for leaf in leaves) / sum(leaf.size for leaf in leaves)
+    start = _Learner(at_least_float32(trained), initial_carry(trained, 1))
 
-    def updated(p: Array, start: Array, g: Array, root: Array) -> Array:
-        pull = jnp.minimum(decay * root / mean, 1)
-        return p - (rate * g / (root + epsilon)).astype(p.dtype) + pull * (start - p)
+    def update(p: Array, start: Array, g: Array, root: Array) -> Array:
+        pull = jnp.minimum(rates.decay * root / mean_root, 1)
+        change = rates.learning_rate * g / (root + rates.epsilon)
+        return p - change.astype(p.dtype) + pull * (start - p)
 
-    def segment(before: _Learner, now: _Segment) -> tuple[_Learner, Array]:
-        params, carry = before
-        gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(
-            in_dtypes_of(trained, params), *now, carry
-        )
-        params = jax.tree.map(updated, params, wide, at_least_float32(gradient), roots)
-        return (params, carry), nll.ravel()
+    def read(learner: _Learner, segment: _Segment) -> tuple[_Learner, Array]:
+        params = in_dtypes_of(trained, learner.params)
+        gradient, (nll, carry) = jax.grad(_loss, has_aux=True)(params, segment, learner.carry)
+        gradient = at_least_float32(gradient)
+        params = jax.tree.map(update, learner.params, start.params, gradient, roots)
+        return _Learner(params, carry), nll.ravel()
 
-    return jax.lax.scan(segment, (wide, initial_carry(trained, 1)), (inputs, targets))[1]
+    _, nll = jax.lax.scan(read, start, segments)
+    return nll
 
 
 @jax.jit
-def _mean_squares(
-    params: Params, inputs: Int[Array, "M 1 T"], targets: Int[Array, "M 1 T"]
-) -> Params:
-    def segment(before: _Learner, now: _Segment) -> tuple[_Learner, None]:
-        total, carry = before
-        gradient, (_, carry) = jax.grad(_loss, has_aux=True)(params, *now, carry)
-        squared = jax.tree.map(jnp.square, at_least_float32(gradient))
-        return (jax.tree.map(jnp.add, total, squared), carry), None
+def _mean_squares(params: Params, segments: _Segment) -> Params:
+    def add_squares(total: _Learner, segment: _Segment) -> tuple[_Learner, None]:
+        gradient, (_, carry) = jax.grad(_loss, has_aux=True)(params, segment, total.carry)
+        squares = jax.tree.map(jnp.square, at_least_float32(gradient))
+        return _Learner(jax.tree.map(jnp.add, total.params, squares), carry), None
 
-    start = at_least_float32(jax.tree.map(jnp.zeros_like, params)), initial_carry(params, 1)
-    (total, _), _ = jax.lax.scan(segment, start, (inputs, targets))
-    return jax.tree.map(lambda t: t / len(inputs), total)
+    zeros = at_least_float32(jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(add_squares, _Learner(zeros, initial_carry(params, 1)), segments)
+    return jax.tree.map(lambda t: t / len(segments.inputs), total.params)

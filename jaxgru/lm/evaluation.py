@@ -6,7 +6,6 @@ so rounding errors do not grow with the text. `end` is everywhere what it is for
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,8 +56,9 @@ def window_nll(
       end: of a text in units, the end-of-unit token: the state is also reset before each of these;
         None: the text is one.
 
-    Raises UserError for a window below 1, and for tokens that are fewer than two, not one sequence
-    of integers, or outside the vocabulary.
+    Raises:
+      UserError: the window is below 1, or the tokens are fewer than two, not one sequence of
+        integers, or outside the vocabulary.
     """
     params = on_device(params)
     tokens = as_text(tokens, len(params.embedding))
@@ -69,9 +69,12 @@ def window_nll(
     if mesh is None or mesh.size == 1:
         nll = batches_nll(one_copy(params, mesh), *batches, end=end)
     else:
-        more = [(0, -len(batches[0]) % mesh.size), (0, 0), (0, 0)]  # equally many on each device
-        batches = (shard(jnp.pad(x, more), NamedSharding(mesh, P(ROWS))) for x in batches)
-        nll = _nll_on_mesh(mesh, params, *batches, end=end)
+        # Every device computes equally many batches.
+        num_missing = -len(batches[0]) % mesh.size
+        padding = [(0, num_missing), (0, 0), (0, 0)]
+        sharding = NamedSharding(mesh, P(ROWS))
+        inputs, targets = (shard(jnp.pad(x, padding), sharding) for x in batches)
+        nll = _nll_on_mesh(mesh, params, inputs, targets, end=end)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -113,23 +116,33 @@ def lines_nll(
     as_sequence("tokens", np.concatenate(lines), len(params.embedding))
     nats = [np.empty(0)] * len(lines)
     lengths = [max(len(line) - 1, 0) for line in lines]
-    left = sorted(filter(lengths.__getitem__, range(len(lines))), key=lambda i: -lengths[i])
-    while left:
-        if lengths[left[0]] > TOKENS_AT_ONCE:
-            longest, *left = left
+    with_predictions = [i for i, length in enumerate(lengths) if length]
+    remaining = sorted(with_predictions, key=lambda i: -lengths[i])
+    while remaining:
+        longest = remaining[0]
+        if lengths[longest] > TOKENS_AT_ONCE:
             nats[longest] = stream_nll(params, lines[longest], end)
+            remaining = remaining[1:]
             continue
-        T = max(SHORTEST, power_of_two(lengths[left[0]]))
+        T = max(SHORTEST, power_of_two(lengths[longest]))
         rows = min(power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
-        batch, left = left[:rows], left[rows:]
-        padded = np.zeros((1, rows, T + 1), np.int32)
-        for row, i in enumerate(batch):
-            padded[0, row, : len(lines[i])] = lines[i]
-        nll = batches_nll(params, padded[..., :-1], padded[..., 1:], end=end)
-        (nll,) = np.asarray(nll, np.float64)
-        for row, i in enumerate(batch):
-            nats[i] = nll[row, : lengths[i]]
+        batch = remaining[:rows]
+        remaining = remaining[rows:]
+        nll = _padded_nll(params, [lines[i] for i in batch], rows, T, end)
+        for i, line_nll in zip(batch, nll, strict=False):
+            nats[i] = line_nll[: lengths[i]]
     return nats
+
+
+def _padded_nll(
+    params: Params, lines: Sequence[Chunk], rows: int, T: int, end: int | None
+) -> Float[np.ndarray, "B T"]:
+    """Compute one batch whose first rows are the lines, each padded to T predictions."""
+    padded = np.zeros((1, rows, T + 1), np.int32)
+    for row, line in zip(padded[0], lines, strict=False):
+        row[: len(line)] = line
+    nll = batches_nll(params, padded[..., :-1], padded[..., 1:], end=end)
+    return np.asarray(nll, np.float64)[0]
 
 
 def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dict[str, float]:
@@ -138,7 +151,9 @@ def in_units(nats_per_token: float, num_tokens: int, num_characters: int) -> dic
     It may also be a difference of losses. Losses per character of the same text can be compared
     between tokenizers; they are NaN where there is no character.
     """
-    nats_per_character = nats_per_token * num_tokens / num_characters if num_characters else nan
+    nats_per_character = nan
+    if num_characters:
+        nats_per_character = nats_per_token * num_tokens / num_characters
     return {
         "nats_per_token": nats_per_token,
         "perplexity": inf if nats_per_token > 709 else exp(nats_per_token),
@@ -191,7 +206,8 @@ def score(model: Model, tokenizer: Tokenizer, text: str, nll: NLL[Model] = strea
       nll: computes the nats of each prediction from the model and the tokens. The default reads the
         text as one stream, from zero state; `partial(window_nll, window=1)` is stateless.
 
-    Raises UserError if the text is of fewer than two tokens or cannot be encoded.
+    Raises:
+      UserError: the text is of fewer than two tokens, or cannot be encoded.
     """
     tokens, num_characters = encode_text(tokenizer, text)
     return _scores(tokenizer, tokens, num_characters, nll(model, tokens))
@@ -235,19 +251,26 @@ def score_lines(
     if isinstance(lines, str):
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
     start = ""
-    if not unit:
-        with contextlib.suppress(TokenizerError):
-            end_token(tokenizer, "line")  # there is one
-            start = "\n"
+    if not unit and _has_newline(tokenizer):
+        start = "\n"
     numbered = enumerate(lines, 1)
     while group := list(itertools.islice(numbered, LINES_AT_ONCE)):
-        encoded = [_encode_line(tokenizer, start, *line, unit) for line in group]
+        encoded = [_encode_line(tokenizer, start, number, line, unit) for number, line in group]
         tokens, sizes = zip(*encoded, strict=True)
         if nll is None:
             nats = lines_nll(cast(Params, model), tokens, end_token(tokenizer, unit))
         else:
             nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
         yield from map(partial(_scores, tokenizer), tokens, sizes, nats)
+
+
+def _has_newline(tokenizer: Tokenizer) -> bool:
+    """Return whether a newline is a token of its own."""
+    try:
+        end_token(tokenizer, "line")
+    except TokenizerError:
+        return False
+    return True
 
 
 def _encode_line(
@@ -265,14 +288,18 @@ def _scores(
     tokenizer: Tokenizer, tokens: Tokens, num_characters: int, nats: Float[np.ndarray, "_"]
 ) -> Scores:
     """Return the scores of a text's tokens but the first."""
-    return Scores(nats, num_characters, [tokenizer.pieces[token] for token in tokens[1:]])
+    pieces = [tokenizer.pieces[token] for token in tokens[1:]]
+    return Scores(nats, num_characters, pieces)
 
 
 @partial(jax.jit, static_argnames=("end", "keep"))
 def batches_nll(
-    params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"],
-    end: int | None = None, keep: bool = False,
-) -> Float[Array, "M B T"]:  # fmt: skip
+    params: Params,
+    inputs: Int[Array, "M B T"],
+    targets: Int[Array, "M B T"],
+    end: int | None = None,
+    keep: bool = False,
+) -> Float[Array, "M B T"]:
     """Compute each batch in turn; `keep`: from the state after the batch before, not from zeros."""
 
     def batch_nll(carry: ModelCarry | None, batch: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -281,16 +308,24 @@ def batches_nll(
         return after if keep else None, token_nll(logits, targets)
 
     start = initial_carry(params, inputs.shape[1]) if keep else None
-    return jax.lax.scan(batch_nll, start, (inputs, targets))[1]
+    _, nll = jax.lax.scan(batch_nll, start, (inputs, targets))
+    return nll
 
 
 @partial(jax.jit, static_argnames=("mesh", "end"))
 def _nll_on_mesh(
-    mesh: Mesh, params: Params, inputs: Int[Array, "M B T"], targets: Int[Array, "M B T"],
+    mesh: Mesh,
+    params: Params,
+    inputs: Int[Array, "M B T"],
+    targets: Int[Array, "M B T"],
     end: int | None = None,
-) -> Float[Array, "M B T"]:  # fmt: skip
+) -> Float[Array, "M B T"]:
     """Compute `batches_nll`, an equal share of the batches on each device; gather the results."""
 
-    share = lambda *batches: jax.lax.all_gather(batches_nll(*batches, end=end), ROWS, tiled=True)
-    specs = dict[str, Any](in_specs=(P(), P(ROWS), P(ROWS)), out_specs=P(), check_vma=False)
-    return jax.shard_map(share, mesh=mesh, **specs)(params, inputs, targets)
+    def share(params: Params, inputs: Array, targets: Array) -> Array:
+        nll = batches_nll(params, inputs, targets, end=end)
+        return jax.lax.all_gather(nll, ROWS, tiled=True)
+
+    in_specs = (P(), P(ROWS), P(ROWS))
+    gathered = jax.shard_map(share, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=False)
+    return gathered(params, inputs, targets)

@@ -17,15 +17,18 @@ CHECKSUMS = "checksums.json"
 
 def reason(error: OSError) -> str:
     """Return the system's message, and in brackets the file that it names but a temporary one."""
+    message = error.strerror or str(error)
     name = os.path.basename(os.fsdecode(error.filename2 or error.filename or ""))
-    named = f" ({name})" if name and not name.startswith(".jaxgru-") else ""
-    return (error.strerror or str(error)) + named
+    if not name or name.startswith(".jaxgru-"):
+        return message
+    return f"{message} ({name})"
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a temporary file beside `path` and rename it: readers see the old file or the new one.
 
-    Raises OSError if the folder cannot be written; the old file is then untouched.
+    Raises:
+      OSError: the folder cannot be written; the old file is then untouched.
     """
     part = path.parent / f".jaxgru-{secrets.token_hex(8)}.part"  # short, unlike `path` perhaps
     try:
@@ -88,17 +91,21 @@ def damage(folder: Path) -> str | None:
     with needs("train"):
         import msgspec
     try:
-        have = hashes(folder)
-        if have.pop(CHECKSUMS, None) is None and not (folder / CHECKSUMS).exists():
+        actual = hashes(folder)
+        if actual.pop(CHECKSUMS, None) is None and not (folder / CHECKSUMS).exists():
             return None
-        want = msgspec.json.decode((folder / CHECKSUMS).read_bytes(), type=dict[str, str])
+        written = msgspec.json.decode((folder / CHECKSUMS).read_bytes(), type=dict[str, str])
     except OSError as error:
         return reason(error)
     except ValueError as error:
         return f"{CHECKSUMS} is damaged: {error}"
-    for name, _ in sorted(have.items() ^ want.items()):
-        return f"{name} {'differs from what was written' if name in have else 'is missing'}"
-    return None
+    differences = sorted(name for name, _ in actual.items() ^ written.items())
+    if not differences:
+        return None
+    name = differences[0]
+    if name in actual:
+        return f"{name} differs from what was written"
+    return f"{name} is missing"
 
 
 @contextlib.contextmanager

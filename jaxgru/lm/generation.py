@@ -1,43 +1,39 @@
-"""Text from a prompt, token by token: the prompt is encoded, tokens are sampled and decoded."""
+"""Text from a prompt: the prompt is encoded, and the tokens sampled after it are decoded."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxgru.cells import Lookup
-from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, check_flags, check_whole, counted, shown
-from jaxgru.layers.api import unroll
 from jaxgru.lm.arguments import check_string
-from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.data.tokenizers.base import check_utf_8
 from jaxgru.lm.data.units import end_of, end_token, units_of
-from jaxgru.lm.model import ModelCarry, Params, check_params, initial_carry, step
+from jaxgru.lm.model import ModelCarry, Params, check_params
 from jaxgru.lm.processors import Processor
-from jaxgru.lm.sampling import as_processors, check_sampling, generate
+from jaxgru.lm.samplers import (
+    ModelSampler,
+    NGramModel,
+    NGramSampler,
+    Prompt,
+    SampleIndex,
+    Sampler,
+    sample_keys,
+)
+from jaxgru.lm.sampling import as_processors, check_sampling
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
-CHUNK = 16  # tokens generated at once
 PROMPTS_AT_ONCE = 64
-Sample: TypeAlias = tuple[int, int]  # the prompt's index and the sample's
 
-
-@runtime_checkable
-class NGramModel(Protocol):
-    """A model whose state is the text itself, such as `jaxgru.analysis.ngrams.NGram`."""
-
-    def generate(self, *args: Any, **options: Any) -> Int[np.ndarray, "N"]: ...
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -97,11 +93,12 @@ def default_prompt(text_sha256: str, tokenizer: Tokenizer) -> str:
 class TextStream(Iterator[str]):
     """A text while it is generated: iterating over it gives the prompt, then a piece per token."""
 
-    def __init__(self, texts: Iterator[str], tokens: _Recurrent | _Counted) -> None:
-        self._texts, self._tokens = texts, tokens
+    def __init__(self, pieces: Iterator[str], sampler: Sampler) -> None:
+        self._pieces = pieces
+        self._sampler = sampler
 
     def __next__(self) -> str:
-        return next(self._texts)
+        return next(self._pieces)
 
     @property
     def carry(self) -> ModelCarry | None:
@@ -111,7 +108,7 @@ class TextStream(Iterator[str]):
         unit has ended, the next one goes on from it. None where no state is carried: with
         `stateful=False`, and with an n-gram model.
         """
-        return self._tokens.carry()
+        return self._sampler.carry()
 
 
 def stream_text(
@@ -124,7 +121,7 @@ def stream_text(
 ) -> TextStream:
     """Return an iterator over the prompt and the text generated from it, in pieces of one token.
 
-    Tokens are generated CHUNK at a time, each chunk from the state after the one before it. Where
+    Tokens are generated some at a time, each chunk from the state after the one before it. Where
     the tokenizer joins a space and the word after it into one token, a space at the end of the
     prompt begins a new word.
 
@@ -139,21 +136,27 @@ def stream_text(
         seed.
       carry: the state before the prompt, such as the `carry` of another text; None: zeros.
 
-    Raises UserError or ValueError at the call where an argument is wrong; and UserError later where
-    the model's logits are NaN, or a processor excludes every token or does not return logits.
+    Raises:
+      UserError: at the call, an argument is wrong; later, the model's logits are NaN, or a
+        processor excludes every token or does not return logits.
+      ValueError: at the call, the carry does not fit, or a flag is no bool.
     """
     check_whole("sample", sample, 2**32 - 1, least=0)
     _check(model, tokenizer, options)
-    encoded = _encode(tokenizer, prompt, options, carry is not None)
-    tokens = _tokens(model, [encoded], options, [(sample, 0)], carry)
-    new = _continuation(tokenizer, encoded, tokens.of_row(0), options)
-    return TextStream(itertools.chain([prompt], new), tokens)
+    encoded = _encode(tokenizer, prompt, options, has_carry=carry is not None)
+    index = SampleIndex(prompt=sample, sample=0)
+    sampler = _sampler(model, [encoded.prompt], options, [index], carry)
+    new = _continuation(tokenizer, encoded, sampler.tokens_of_row(0), options)
+    return TextStream(itertools.chain([prompt], new), sampler)
 
 
 def generate_texts(
-    model: Params | NGramModel, tokenizer: Tokenizer, prompts: Sequence[str], options: Options,
+    model: Params | NGramModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    options: Options,
     num_samples: int = 1,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield the text that follows each prompt, computed in batches of up to 64 prompts.
 
     With `num_samples`, a second text for each prompt follows, and so on. The random numbers of a
@@ -164,256 +167,226 @@ def generate_texts(
         for text in generate_texts(params, tokenizer, ["ROMEO:", "JULIET:"], Options(seed=1)):
             print(text)
 
-    Raises what `stream_text` raises, and UserError if the prompts are one string. Options and all
-    prompts are checked at the call.
+    Options and all prompts are checked at the call.
+
+    Raises:
+      UserError: as `stream_text`, and where the prompts are one string.
+      ValueError: as `stream_text`.
     """
     if isinstance(prompts, str):
         raise UserError("prompts is one string; give a list of prompts.")
     _check(model, tokenizer, options)
     num_samples = check_whole("num_samples", num_samples, 2**32)
-    encoded = []
-    for number, prompt in enumerate(prompts, 1):
-        try:
-            encoded.append(_encode(tokenizer, prompt, options, goes_on=False))
-        except UserError as error:
-            raise UserError(f"prompt {number}: {error}") from error
-    rows = min(PROMPTS_AT_ONCE if isinstance(model, Params) else 1, len(encoded) * num_samples)
-    samples = (((n, i), prompt) for i in range(num_samples) for n, prompt in enumerate(encoded))
-    batches = iter(lambda: list(itertools.islice(samples, rows)), [])
-    return itertools.chain.from_iterable(
-        _batch_texts(model, tokenizer, batch, options, rows) for batch in batches
+    encoded = _encode_all(tokenizer, prompts, options)
+    rows = 1
+    if isinstance(model, Params):
+        rows = min(PROMPTS_AT_ONCE, len(encoded) * num_samples)
+    samples = (
+        (SampleIndex(i, sample), prompt)
+        for sample in range(num_samples)
+        for i, prompt in enumerate(encoded)
     )
+    texts = (
+        _batch_texts(model, tokenizer, batch, options, rows) for batch in _batches(samples, rows)
+    )
+    return itertools.chain.from_iterable(texts)
+
+
+def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Yield the items in lists of that size; the last one may be shorter."""
+    while batch := list(itertools.islice(items, size)):
+        yield batch
 
 
 def _batch_texts(
-    model: Params | NGramModel, tokenizer: Tokenizer, prompts: list[tuple[Sample, _Prompt]],
-    options: Options, rows: int,
-) -> list[str]:  # fmt: skip
+    model: Params | NGramModel,
+    tokenizer: Tokenizer,
+    batch: list[tuple[SampleIndex, _EncodedPrompt]],
+    options: Options,
+    rows: int,
+) -> list[str]:
     """Return the texts after some prompts. Every call has `rows` rows, and so the same program."""
-    samples, encoded = zip(*prompts, *prompts[:1] * (rows - len(prompts)), strict=True)
-    tokens = _tokens(model, encoded, options, samples, None)
-    rest = lambda row: _continuation(tokenizer, encoded[row], tokens.of_row(row), options)
-    return ["".join(rest(row)) for row in range(len(prompts))]
+    padding = batch[:1] * (rows - len(batch))
+    indices, encoded = zip(*batch, *padding, strict=True)
+    prompts = [prompt.prompt for prompt in encoded]
+    sampler = _sampler(model, prompts, options, indices, None)
+    texts = []
+    for row in range(len(batch)):
+        tokens = sampler.tokens_of_row(row)
+        texts.append("".join(_continuation(tokenizer, encoded[row], tokens, options)))
+    return texts
 
 
-class _Prompt(NamedTuple):
-    """What a model reads of a prompt, what may come first, how texts begin and where they stop."""
-
-    read: Int[np.ndarray, "P"]
-    counted: Int[np.ndarray, "C"]  # of the text so far, for the processors
-    goes_on: bool  # within the unit of the text before
-    first: Bool[np.ndarray, "V"] | None
-    allowed: Bool[np.ndarray, "V"] | None
-    end: str
-    stop: Sequence[str]
-    unit_end: int | None
+def _sampler(
+    model: Params | NGramModel,
+    prompts: Sequence[Prompt],
+    options: Options,
+    indices: Sequence[SampleIndex],
+    carry: ModelCarry | None,
+) -> Sampler:
+    """Return the sampler of either kind of model."""
+    if isinstance(model, Params):
+        return ModelSampler(
+            model,
+            prompts,
+            sample_keys(options.seed, indices),
+            carry,
+            stateful=options.stateful,
+            logits_processor=options.logits_processor,
+            per_token=options.per_token,
+        )
+    if carry is not None or options.logits_processor:
+        raise UserError("an n-gram model has no carry and no logits to process; leave them out.")
+    [prompt] = prompts
+    [index] = indices
+    rng = np.random.default_rng([options.seed, *index])
+    return NGramSampler(model, prompt, rng, options.per_token)
 
 
 def _check(model: Params | NGramModel, tokenizer: Tokenizer, options: Options) -> None:
+    """Raise an error where the tokenizer is not the model's, or an option is wrong."""
     if not isinstance(model, NGramModel):
         check_params(model)
-    if isinstance(model, Params) and tokenizer.vocab_size != (V := len(model.embedding)):
-        has = counted(tokenizer.vocab_size, "token")
-        raise UserError(f"the tokenizer has {has}, but the model has {V:,}.")
+    if isinstance(model, Params):
+        vocab_size = len(model.embedding)
+        if tokenizer.vocab_size != vocab_size:
+            has = counted(tokenizer.vocab_size, "token")
+            raise UserError(f"the tokenizer has {has}, but the model has {vocab_size:,}.")
     check_sampling(tokenizer.vocab_size, **options.per_token)
     check_whole("seed", options.seed, 2**32 - 1, least=0)
     check_whole("num_tokens", options.num_tokens)
-    flags = ("stateful", "last_token_only", "unknown")
-    check_flags(**{flag: getattr(options, flag) for flag in flags})
+    check_flags(
+        stateful=options.stateful,
+        last_token_only=options.last_token_only,
+        unknown=options.unknown,
+    )
     as_processors(options.logits_processor)
     check_string("unit", options.unit)
-    is_end = lambda end: isinstance(end, str) and end != ""
-    if not (isinstance(options.stop, tuple | list) and all(map(is_end, options.stop))):
+    if not _are_stop_strings(options.stop):
         raise UserError(
             f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
             "character."
         )
 
 
-def _encode(tokenizer: Tokenizer, prompt: str, options: Options, goes_on: bool) -> _Prompt:
+def _are_stop_strings(stop: object) -> bool:
+    """Return whether a value is a tuple or list of strings, none of them empty."""
+    if not isinstance(stop, tuple | list):
+        return False
+    return all(isinstance(string, str) and string != "" for string in stop)
+
+
+class _EncodedPrompt(NamedTuple):
+    """A prompt for a sampler, and where the text after it begins and stops.
+
+    Attributes:
+      tail: the prompt's end, with which the first new token begins once more.
+      stop: the text ends before the first of these strings.
+    """
+
+    prompt: Prompt
+    tail: str
+    stop: Sequence[str]
+
+
+def _encode_all(
+    tokenizer: Tokenizer, prompts: Sequence[str], options: Options
+) -> list[_EncodedPrompt]:
+    """Encode each prompt. Raises UserErrors that name the prompt by its number."""
+    encoded = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            encoded.append(_encode(tokenizer, prompt, options, has_carry=False))
+        except UserError as error:
+            raise UserError(f"prompt {number}: {error}") from error
+    return encoded
+
+
+def _encode(tokenizer: Tokenizer, prompt: str, options: Options, has_carry: bool) -> _EncodedPrompt:
+    """Encode a prompt; `has_carry`: it may go on within the unit of another text."""
     check_string("the prompt", prompt)
     if not tokenizer.reads_bytes:  # an argument's bytes that are no UTF-8 are such halves
         check_utf_8(prompt)
-    unit_end, stop = end_token(tokenizer, options.unit), options.stop
-    before, text, begins = [], prompt, []
+    text = prompt
+    stop = options.stop
+    beginning: list[int] = []
+    unit_end = end_token(tokenizer, options.unit)
     if unit_end is not None:
-        *before, text = units_of(prompt, options.unit)
+        *earlier_units, text = units_of(prompt, options.unit)
         stop = (*stop, end_of(options.unit))
-        begins = [unit_end] if before or not goes_on else []
-    end, first = tokenizer.may_follow(text)
-    allowed = None
-    if tokenizer.unwritten is not None and not options.unknown:
-        allowed = np.arange(tokenizer.vocab_size) != tokenizer.unwritten
-        first = None if first is None else first & allowed
-    counted = tokenizer.encode(text.removesuffix(end))
-    read = np.concatenate([np.array(begins, counted.dtype), counted])
-    if len(read) == 0:
+        if earlier_units or not has_carry:
+            beginning = [unit_end]
+
+    tail, first_token_mask = tokenizer.may_follow(text)
+    text_tokens = tokenizer.encode(text.removesuffix(tail))
+    tokens = np.concatenate([np.array(beginning, text_tokens.dtype), text_tokens])
+    if len(tokens) == 0:
         raise UserError(f"the prompt {prompt!r} gives no token; give at least one word.")
-    read = read[-1:] if options.last_token_only else read
-    return _Prompt(read, counted, not begins, first, allowed, end, stop, unit_end)
+    if options.last_token_only:
+        tokens = tokens[-1:]
+
+    token_mask = _token_mask(tokenizer, options)
+    if token_mask is not None and first_token_mask is not None:
+        first_token_mask = first_token_mask & token_mask
+    sampled = Prompt(
+        tokens=tokens,
+        text_tokens=text_tokens,
+        continues_unit=not beginning,
+        unit_end=unit_end,
+        token_mask=token_mask,
+        first_token_mask=first_token_mask,
+    )
+    return _EncodedPrompt(sampled, tail, stop)
+
+
+def _token_mask(tokenizer: Tokenizer, options: Options) -> Bool[np.ndarray, "V"] | None:
+    """Return which tokens a text may hold: not the unknown one, unless asked for; None: all."""
+    if tokenizer.unwritten is None or options.unknown:
+        return None
+    return np.arange(tokenizer.vocab_size) != tokenizer.unwritten
 
 
 def _continuation(
-    tokenizer: Tokenizer, prompt: _Prompt, tokens: Iterator[Int[np.ndarray, "1"]], options: Options
+    tokenizer: Tokenizer,
+    encoded: _EncodedPrompt,
+    tokens: Iterator[Int[np.ndarray, "1"]],
+    options: Options,
 ) -> Iterator[str]:
     """Yield the text after a prompt, in pieces of one token."""
-    new = tokenizer.continuation(itertools.islice(tokens, options.num_tokens))
-    # the prompt ends with it
-    new = (text[len(prompt.end) * (i == 0) :] for i, text in enumerate(new))
-    return _until(prompt.stop, new) if prompt.stop else new
+    pieces = tokenizer.continuation(itertools.islice(tokens, options.num_tokens))
+    pieces = _without_start(pieces, len(encoded.tail))
+    if encoded.stop:
+        return _until(encoded.stop, pieces)
+    return pieces
 
 
-def _until(stop: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
+def _without_start(pieces: Iterable[str], length: int) -> Iterator[str]:
+    """Yield a text's pieces, the first one without so many characters at its start."""
+    for number, piece in enumerate(pieces):
+        yield piece if number else piece[length:]
+
+
+def _until(stop: Sequence[str], pieces: Iterable[str]) -> Iterator[str]:
     """Yield a text up to the first of some strings; what might be the beginning of one waits."""
-    held = ""
-    for text in texts:
-        held += text
-        if ends := [held.index(end) for end in stop if end in held]:
-            yield held[: min(ends)]
+    pending = ""
+    for piece in pieces:
+        pending += piece
+        ends = [pending.index(string) for string in stop if string in pending]
+        if ends:
+            yield pending[: min(ends)]
             return
-        begun = (n for end in stop for n in range(1, len(end)) if held.endswith(end[:n]))
-        settled = len(held) - max(begun, default=0)
-        yield held[:settled]
-        held = held[settled:]
-    yield held
+        settled = len(pending) - _length_of_beginning(stop, pending)
+        yield pending[:settled]
+        pending = pending[settled:]
+    yield pending
 
 
-class _Recurrent:
-    """The tokens that a model generates after some prompts. All chunks run one compiled program.
-
-    The first chunk starts from the prompts' last tokens; the last may have more tokens than are
-    asked for.
-    """
-
-    def __init__(
-        self, params: Params, prompts: Sequence[_Prompt], options: Options,
-        samples: Sequence[Sample], carry: ModelCarry | None,
-    ) -> None:  # fmt: skip
-        self.params, self.options = _only(prompts[0].allowed, params), options
-        every = np.ones(len(params.embedding), bool)
-        first = np.stack([every if p.first is None else p.first for p in prompts])
-        self.first = None if first.all() else first
-        number, sample = np.array(samples, np.uint32).T
-        key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), number)
-        # It is the first sample's; `split`, which `generate` goes on with, gives no other's
-        key = jnp.where(sample > 0, jax.vmap(jax.random.fold_in)(key, -sample), key)
-        read = [prompt.read for prompt in prompts]
-        last: Any = np.stack([tokens[-1:] for tokens in read])
-        self.unit_end, self.start = prompts[0].unit_end, initial_carry(params, len(prompts))
-        if carry is None or not prompts[0].goes_on:
-            carry = self.start
-        # On the device where `generate` leaves them: with others, its second call compiles anew
-        if len(devices := params.embedding.devices()) == 1:
-            last, carry, key = jax.device_put((last, carry, key), *devices)
-        lengths = np.array([len(tokens) - 1 for tokens in read])
-        if options.stateful and lengths.any():
-            if len(read) == 1:  # bit for bit as if it came in two parts
-                carry = _read(params, read[0][None, :-1], carry)
-            else:  # padded, so that few programs read many batches
-                padded = np.zeros((len(read), power_of_two(int(lengths.max()))), np.int32)
-                for row, tokens in zip(padded, read, strict=True):
-                    row[: len(tokens) - 1] = tokens[:-1]
-                carry = _read(params, padded, carry, lengths)
-        self.counts = None
-        if options.logits_processor:
-            self.counts = self._counted([prompt.counted for prompt in prompts])
-        # the state before the next chunk, and its prompt
-        self.key, self.ahead = key, (cast(ModelCarry, carry), last)
-        self.behind, self.num_yielded = self.ahead, 0  # of the chunk that `of_row` yields
-        self.chunks: list[Int[np.ndarray, "B N"]] = []
-
-    def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
-        """Yield a row's tokens one by one; the first is one of those that may come first."""
-        for i in itertools.count():
-            if i == len(self.chunks):
-                self._generate()
-            for number, token in enumerate(self.chunks[i][row, :, None], 1):
-                self.num_yielded = number
-                yield token
-
-    def _generate(self) -> None:
-        params, options, num_tokens = self.params, self.options, CHUNK
-        if self.first is not None:
-            params, num_tokens = _only(self.first, params), 1
-            self.first = None
-        (carry, last), processor = self.ahead, options.logits_processor
-        new, after, self.key = generate(
-            params, self.key, last, num_tokens, carry, stateful=options.stateful,
-            logits_processor=processor, counts=self.counts, **options.per_token,
-        )  # fmt: skip
-        self.behind, self.ahead = self.ahead, (after, new[:, -1:])
-        new = np.asarray(new)
-        if (new < 0).any():
-            excluded = "the processor excludes every token, or " if processor else ""
-            raise UserError(f"{excluded}the model's logits are NaN: its weights are damaged.")
-        self.chunks.append(new)
-        if self.counts is not None:
-            self.counts = self.counts + self._counted(new)
-
-    def _counted(self, tokens: Iterable[Int[np.ndarray, "_"]]) -> Int[np.ndarray, "B V"]:
-        """Return how often each row has each token."""
-        return np.stack([np.bincount(row, minlength=len(self.params.head.bo)) for row in tokens])
-
-    def carry(self) -> ModelCarry | None:
-        """Return the state after the tokens yielded so far, of which there is one row."""
-        if not self.options.stateful:
-            return None
-        carry, last = self.behind
-        yielded = self.chunks[-1][0, : self.num_yielded, None] if self.chunks else ()
-        for token in (last[0], *yielded):
-            carry = self.start if token == self.unit_end else carry
-            _, carry = step(self.params, token, carry)
-        return carry
-
-
-def _only(allowed: Bool[np.ndarray, "*B V"] | None, params: Params) -> Params:
-    """Return the parameters of a model that gives all other tokens, in each row, the logit −∞."""
-    if allowed is None:
-        return params
-    bo = jnp.where(allowed, params.head.bo, -jnp.inf)
-    return replace(params, head=replace(params.head, bo=bo))
-
-
-@jax.jit
-def _read(
-    params: Params, tokens: Int[AnyArray, "B T"], carry: ModelCarry,
-    lengths: Int[AnyArray, "B"] | None = None,
-) -> ModelCarry:  # fmt: skip
-    """Return the state after the tokens, or so many of each row, without computing logits."""
-    x = Lookup(params.embedding, jnp.asarray(tokens).T)
-    return unroll(params.layers, x, carry, lengths=lengths, time_major=True)[1]
-
-
-def _tokens(model: Params | NGramModel, *arguments: Any) -> _Recurrent | _Counted:
-    """Return the tokens of either kind of model."""
-    return (_Recurrent if isinstance(model, Params) else _Counted)(cast(Any, model), *arguments)
-
-
-class _Counted:
-    """The tokens of a model whose state is the end of the text so far."""
-
-    def __init__(
-        self, model: NGramModel, prompts: Sequence[_Prompt], options: Options,
-        samples: Sequence[Sample], carry: ModelCarry | None,
-    ) -> None:  # fmt: skip
-        if carry is not None or options.logits_processor:
-            raise UserError(
-                "an n-gram model has no carry and no logits to process; leave them out."
-            )
-        [prompt], [sample] = prompts, samples
-        self.model, self.options, self.text = model, options, prompt.read
-        self.first, self.allowed = prompt.first, prompt.allowed
-        self.rng = np.random.default_rng([options.seed, *sample])
-
-    def of_row(self, row: int) -> Iterator[Int[np.ndarray, "1"]]:
-        """Yield the tokens of the one row; the first is one of those that may come first."""
-        while True:
-            allowed, num_tokens = (self.allowed, CHUNK) if self.first is None else (self.first, 1)
-            self.first = None
-            options = {**self.options.per_token, "allowed": allowed}
-            new = self.model.generate(self.rng, self.text, num_tokens, **options)
-            self.text = np.concatenate([self.text, new])[-(2**13) :]  # it reads fewer
-            yield from new[:, None]
-
-    def carry(self) -> None:
-        """Return None: it has no state but the text."""
+def _length_of_beginning(stop: Sequence[str], text: str) -> int:
+    """Return how many characters at a text's end may be the beginning of one of the strings."""
+    lengths = (
+        length
+        for string in stop
+        for length in range(1, len(string))
+        if text.endswith(string[:length])
+    )
+    return max(lengths, default=0)

@@ -51,23 +51,33 @@ class Found(NamedTuple):
 
 
 def find_model(model: str | Path) -> Found:
-    """Return where the model is that the user named, as for `load`. UserError: there is none."""
+    """Return where the model is that the user named, as for `load`.
+
+    Raises:
+      UserError: there is none.
+    """
     if model in pretrained_names():
         return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
-    if format := format_of(model):
+    format = format_of(model)
+    if format:
         return Found(Path(model), format)
     if not os.path.lexists(model):
-        pretrained = pretrained_names()
-        others = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(pretrained)}"
-        meant = f"it must be {others}"
-        if "/" not in str(model):
-            meant = nearest(str(model), pretrained, meant)
-        if model in config_names():
-            meant = f"it is a config, which jaxgru train {model} trains"
-        raise UserError(f"there is no model {str(model)!r}; {meant}.")
+        raise _no_such_model(model)
     if os.path.isfile(model):
         raise UserError(f"{model} is neither a run's folder nor a {NAMES} file.")
     return Found(find_run(model), None)
+
+
+def _no_such_model(model: str | Path) -> UserError:
+    """Return the error that says what the user may have meant."""
+    pretrained = pretrained_names()
+    choices = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(pretrained)}"
+    meant = f"it must be {choices}"
+    if "/" not in str(model):
+        meant = nearest(str(model), pretrained, meant)
+    if model in config_names():
+        meant = f"it is a config, which jaxgru train {model} trains"
+    return UserError(f"there is no model {str(model)!r}; {meant}.")
 
 
 def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
@@ -85,9 +95,10 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
       epoch: of a run, "best" or "last": the epoch with the lowest validation loss, or the newest
         parameters; None: its result.
 
-    Raises UserError where there is no such model, it has no such epoch, or it is damaged, which the
-    message locates; and where a package is not installed: for a run the extra `[train]`, for an
-    .onnx `[onnx]`, for a .pth PyTorch, for a tokenizer SentencePiece.
+    Raises:
+      UserError: there is no such model, it has no such epoch, or it is damaged, which the message
+        locates; or a package is not installed: for a run the extra `[train]`, for an .onnx
+        `[onnx]`, for a .pth PyTorch, for a tokenizer SentencePiece.
     """
     return find_model(model).load(epoch)
 
@@ -102,9 +113,10 @@ def save(
       text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
         "": unknown, unless it is Tiny Shakespeare. A .pth does not hold it.
 
-    Raises UserError where the parts do not fit together or cannot be written in that format, or a
-    package is not installed; and OSError where the file cannot be written, which leaves an older
-    one untouched.
+    Raises:
+      UserError: the parts do not fit together or cannot be written in that format, or a package is
+        not installed.
+      OSError: the file cannot be written, which leaves an older one untouched.
     """
     check_params(params)
     format_to_write(path).save(path, params, config, tokenizer, text_sha256)

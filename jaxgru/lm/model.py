@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 from jaxgru import cells
 from jaxgru.cells import Carry, CellParams, Lookup, hidden, sizes
 from jaxgru.cells.carry import AnyArray, Size
-from jaxgru.cells.layer_norm import layer_norm as of_cell
+from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
 from jaxgru.cells.products import dot, matmul, round_weights, rows
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
@@ -34,6 +34,10 @@ from jaxgru.layers.stack import init_stack
 from jaxgru.layers.validate import as_flags, as_jax
 from jaxgru.lm.arguments import as_tokens
 from jaxgru.lm.config import ModelConfig
+
+SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
+
+ModelCarry: TypeAlias = tuple[Carry, ...]
 
 
 @struct
@@ -70,11 +74,6 @@ class Params:
         return self.embedding.T if self.head.Wo is None else self.head.Wo
 
 
-SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
-
-ModelCarry: TypeAlias = tuple[Carry, ...]
-
-
 def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
     """Draw initial parameters from the distributions of the study's code.
 
@@ -86,23 +85,32 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     Args:
       dtype: of all parameters; a floating-point one.
     """
-    V, E, L = config.vocab_size, config.embedding_dim, config.num_layers
+    V = config.vocab_size
+    E = config.embedding_dim
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     layers = init_stack(
-        config.cell, k_layers, E, config.hidden_dim, L, dtype=dtype, **config.cell_options()
+        config.cell,
+        k_layers,
+        E,
+        config.hidden_dim,
+        config.num_layers,
+        dtype=dtype,
+        **config.cell_options(),
     )
     H = sizes(layers[-1])[1]
+    norm = None
+    if config.final_norm:
+        norm = LayerNormParams(scale=jnp.ones(H, dtype), shift=jnp.zeros(H, dtype))
     bound = H**-0.5
-    norm = LayerNormParams(jnp.ones(H, dtype), jnp.zeros(H, dtype)) if config.final_norm else None
-    Wo = jax.random.uniform(k_weight, (H, V), dtype, -bound, bound)
+    Wo = None
+    if not config.tied_embedding:
+        Wo = jax.random.uniform(k_weight, (H, V), dtype, -bound, bound)
+    bo = jax.random.uniform(k_bias, (V,), dtype, -bound, bound)
     return Params(
         embedding=jax.random.normal(k_embedding, (V, E), dtype),
         layers=layers,
         norm=norm,
-        head=HeadParams(
-            Wo=None if config.tied_embedding else Wo,
-            bo=jax.random.uniform(k_bias, (V,), dtype, -bound, bound),
-        ),
+        head=HeadParams(Wo, bo),
     )
 
 
@@ -114,7 +122,8 @@ def shapes(config: ModelConfig) -> Params:
 def num_params(params: Params) -> int:
     """Return the number of trainable parameters: all entries of all arrays.
 
-    Raises UserError where they are not a model's.
+    Raises:
+      UserError: they are not a model's.
     """
     check_params(params)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
@@ -136,20 +145,28 @@ def round_model(params: Params, dtype: DTypeLike) -> Params:
 
     Products with them then take operands of that dtype and return the biases' dtype, which is also
     the dtype of states, gates and logits. The embedding is not rounded, because it is a lookup; a
-    head that is tied to it becomes an array of its own. Raises UserError where they are not a
-    model's.
+    head that is tied to it becomes an array of its own.
+
+    Raises:
+      UserError: they are not a model's.
     """
     check_params(params)
     head = dataclasses.replace(params.head, Wo=params.Wo)
-    layers, head = (round_weights(part, dtype) for part in (params.layers, head))
-    return dataclasses.replace(params, layers=layers, head=head)
+    return dataclasses.replace(
+        params,
+        layers=round_weights(params.layers, dtype),
+        head=round_weights(head, dtype),
+    )
 
 
 def initial_carry(params: Params, batch_size: Size) -> ModelCarry:
     """Return the state before the first token: zeros, a tuple with one entry per layer.
 
     An entry is h (B, H), or (h, c) for an LSTM, or for an MLP h and its last K − 1 inputs
-    (B, K − 1, E). Raises as `jaxgru.initial_carry`, and UserError where `params` are not a model's.
+    (B, K − 1, E).
+
+    Raises:
+      UserError: `params` are not a model's; and whatever `jaxgru.initial_carry` raises.
     """
     check_params(params)
     return carry_of_layers(params.layers, batch_size)
@@ -179,19 +196,24 @@ def apply(
       reset: bool (B, T), True where the state is set to zero before the token is read, such as
         where a document begins; None: nowhere.
 
-    Raises as `jaxgru.unroll`, and ValueError where the tokens are not integers (B, T) with T ≥ 1.
+    Raises:
+      ValueError: the tokens are not integers (B, T) with T ≥ 1; and whatever `jaxgru.unroll`
+        raises.
     """
-    params, tokens = on_device(params), as_tokens("tokens", tokens)
+    params = on_device(params)
+    tokens = as_tokens("tokens", tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 1:
         raise ValueError(f"tokens are {tokens.shape}; they must be (B, T) with T at least 1.")
     x = Lookup(params.embedding, jnp.asarray(tokens).T)
     options: dict[str, Any] = dict(dropout=dropout, implementation=implementation)
     if reset is not None:
         options["reset"] = as_flags("reset", reset, tokens.shape).T
-    h, last = unroll(params.layers, x, carry, time_major=True, **options)
-    multiply = matmul if implementation == "autodiff" else dot  # forward mode
+    h, last_carry = unroll(params.layers, x, carry, time_major=True, **options)
+    # The gradient of `dot` is written by hand, and so has no forward mode.
+    multiply = matmul if implementation == "autodiff" else dot
     head = sharded_by_xla(partial(_logits, multiply), h, (0, 1, None))
-    return head(params, h).swapaxes(0, 1), last
+    logits = head(params, h)
+    return logits.swapaxes(0, 1), last_carry
 
 
 def step(
@@ -206,9 +228,11 @@ def step(
     Returns:
       The logits of the next token, and the next carry.
 
-    Raises ValueError where the tokens are not integers (B,), or the carry is None or does not fit.
+    Raises:
+      ValueError: the tokens are not integers (B,), or the carry is None or does not fit.
     """
-    params, token = on_device(params), as_tokens("token", token)
+    params = on_device(params)
+    token = as_tokens("token", token)
     if token.ndim != 1:
         raise ValueError(f"token is {token.shape}; it must be (B,), one token per row.")
     with forward_mode_explained():
@@ -217,7 +241,8 @@ def step(
 
 @jax.jit  # outside of `jit`, one program; called op by op, a step would take ten times as long
 def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-    h, carry = step_of_layers(params.layers, rows(params.embedding, token), carry)
+    x = rows(params.embedding, token)
+    h, carry = step_of_layers(params.layers, x, carry)
     return _logits(dot, params, h), carry
 
 
@@ -228,16 +253,20 @@ def stepper(
 
     For a small vocabulary, it computes the first layer's product with the whole embedding once.
     """
-    params, V = on_device(params), len(params.embedding)
-    table = params.embedding if V <= SMALL_VOCABULARY else None
-    layers = [cells.stepper(p, None if i else table) for i, p in enumerate(params.layers)]
+    params = on_device(params)
+    has_table = len(params.embedding) <= SMALL_VOCABULARY
+    first, *others = params.layers
+    first_step = cells.stepper(first, params.embedding if has_table else None)
+    steps = [first_step, *(cells.stepper(layer, None) for layer in others)]
 
     def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-        x, after = token if table is not None else rows(params.embedding, token), []
-        for layer, c in zip(layers, carry, strict=True):
-            after.append(layer(c, x))
-            x = hidden(after[-1])
-        return _logits(dot, params, x), tuple(after)
+        x = token if has_table else rows(params.embedding, token)
+        carry_after = []
+        for step_layer, layer_carry in zip(steps, carry, strict=True):
+            layer_carry = step_layer(layer_carry, x)
+            carry_after.append(layer_carry)
+            x = hidden(layer_carry)
+        return _logits(dot, params, x), tuple(carry_after)
 
     return step
 
@@ -254,7 +283,8 @@ def check_params(params: object) -> None:
 def on_device(params: Params) -> Params:
     """Return the parameters as JAX arrays; a caller may pass NumPy arrays.
 
-    Raises UserError where they are not a model's.
+    Raises:
+      UserError: they are not a model's.
     """
     check_params(params)
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
@@ -262,7 +292,7 @@ def on_device(params: Params) -> Params:
     return jax.tree.map(partial(as_jax, "a parameter"), params)
 
 
-# Called outside of `jit`, this is one program; within, it changes nothing
+# Called outside of `jit`, this is one program; within, it changes nothing.
 @partial(jax.jit, static_argnums=0)
 def _logits(
     multiply: Callable[[Array, Array], Array], params: Params, h: Float[Array, "... H"]
@@ -283,12 +313,14 @@ def token_nll(
     targets = as_tokens("targets", targets)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets is {targets.shape}; it must be {logits.shape[:-1]}.")
-    targets = targets.astype(jnp.uint8) if targets.dtype == bool else targets
+    if targets.dtype == bool:
+        targets = targets.astype(jnp.uint8)
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    nll = log_z - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.where(targets < 0, jnp.nan, nll)  # a negative index would count from the end
+    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    # A negative index would count from the end.
+    return jnp.where(targets < 0, jnp.nan, log_z - target_logits)
 
 
 def layer_norm(p: LayerNormParams, x: Float[Array, "... H"]) -> Float[Array, "... H"]:
     """Compute (x − mean) / √(variance + 1e-5) · scale + shift, over the last axis."""
-    return plus(of_cell(x.astype(widest(p.scale, x)), p.scale), p.shift)
+    return plus(layer_norm_without_shift(x.astype(widest(p.scale, x)), p.scale), p.shift)

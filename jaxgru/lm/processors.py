@@ -37,9 +37,12 @@ class RepetitionPenalty:
     penalty: float
 
     def __post_init__(self) -> None:
-        in_range = lambda x: 1 / MOST <= x <= MOST
-        wanted = f"a number from {1 / MOST:g} to {MOST:g}"
-        check_number("repetition_penalty", self.penalty, in_range, wanted)
+        check_number(
+            "repetition_penalty",
+            self.penalty,
+            lambda x: 1 / MOST <= x <= MOST,
+            f"a number from {1 / MOST:g} to {MOST:g}",
+        )
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         penalised = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -47,8 +50,9 @@ class RepetitionPenalty:
 
 
 def _check_size(name: str, penalty: float) -> None:
-    in_range = lambda x: abs(x) <= MOST
-    check_number(name, penalty, in_range, f"a number from {-MOST:g} to {MOST:g}")
+    """Raise UserError if a penalty, of either sign, is larger than MOST."""
+    wanted = f"a number from {-MOST:g} to {MOST:g}"
+    check_number(name, penalty, lambda x: abs(x) <= MOST, wanted)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Exempt:
 
     def __post_init__(self) -> None:
         tokens = np.asarray(as_tokens("exempt", self.tokens)).ravel()
-        object.__setattr__(self, "tokens", tuple(tokens.tolist()))  # which has a hash
+        # A tuple has a hash.
+        object.__setattr__(self, "tokens", tuple(tokens.tolist()))
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
         tokens = np.array(self.tokens, int)
@@ -119,8 +124,8 @@ class MinP:
         check_number("min_p", self.fraction, lambda x: 0 < x <= 1, "a number above 0 and at most 1")
 
     def __call__(self, logits: Float[Array, "B V"], counts: Int[Array, "B V"]) -> Array:
-        least = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
-        return jnp.where(logits < least, -jnp.inf, logits)
+        threshold = logits.max(axis=-1, keepdims=True) + math.log(self.fraction)
+        return jnp.where(logits < threshold, -jnp.inf, logits)
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ class Typical:
         p = jnp.exp(log_p)
         entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0), axis=-1, keepdims=True)
         distance = jnp.abs(-log_p - entropy)
-        nearest, likely = jax.lax.sort((distance, p), num_keys=1)
-        kept = jnp.cumsum(likely, axis=-1) - likely < self.mass
-        most = jnp.max(jnp.where(kept, nearest, 0), axis=-1, keepdims=True)
-        return jnp.where(distance > most, -jnp.inf, logits)
+        sorted_distance, sorted_p = jax.lax.sort((distance, p), num_keys=1)
+        mass_before = jnp.cumsum(sorted_p, axis=-1) - sorted_p
+        included_distance = jnp.where(mass_before < self.mass, sorted_distance, 0)
+        threshold = jnp.max(included_distance, axis=-1, keepdims=True)
+        return jnp.where(distance > threshold, -jnp.inf, logits)

@@ -6,7 +6,7 @@ It reproduces the published bug, for comparison only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
@@ -90,14 +90,17 @@ def generate(
 
       Under `grad` the tokens are constants: the gradient of the carry is that of reading them.
 
-    Raises UserError where an argument has a wrong shape or dtype, or is out of range, which is not
-    checked of traced ones; and ValueError where the carry does not fit, or a flag is no bool.
+    Raises:
+      UserError: an argument has a wrong shape or dtype, or is out of range, which is not checked of
+        traced ones.
+      ValueError: the carry does not fit, or a flag is no bool.
     """
-    params, V = on_device(params), len(params.embedding)
-    prompt = as_prompt(prompt, V)
+    params = on_device(params)
+    vocab_size = len(params.embedding)
+    prompt = as_prompt(prompt, vocab_size)
     B, P = prompt.shape
     num_tokens = check_whole("num_tokens", num_tokens)
-    temperature, top_k, top_p = check_sampling(V, temperature, top_k, top_p)
+    temperature, top_k, top_p = check_sampling(vocab_size, temperature, top_k, top_p)
     check_flags(stateful=stateful, return_logprobs=return_logprobs)
     if _per_row(key) and key.shape != (B,):
         raise UserError(
@@ -108,24 +111,25 @@ def generate(
     if lengths is not None:
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
     if stop is not None:
-        stop = as_stop(stop, V)
-    if not (processors := as_processors(logits_processor)):
+        stop = as_stop(stop, vocab_size)
+    processors = as_processors(logits_processor)
+    if not processors:
         counts = None
     elif counts is not None:
-        counts = _as_integers("counts", counts, (B, V), 0, 2**31 - 1)
-    greedy = not isinstance(temperature, Tracer) and temperature == 0
-    arguments = params, key, prompt, carry, temperature, top_p, lengths, stop, counts
-    options = top_k, greedy, bool(stateful), processors, return_logprobs
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments)):
-        new, *state = _generate(num_tokens, *options, *arguments)  # a scan, which has a gradient
-    else:
-        most = min(power_of_two(num_tokens), 2**31 - 1)  # the loop counts in int32
-        new, *state = _generate(most, *options, *arguments, num_tokens)
-        if num_tokens < most:
-            cut = partial(jax.lax.slice_in_dim, start_index=0, limit_index=num_tokens, axis=1)
-            new = jax.tree.map(cut, new)
-    tokens, *logprobs = new
-    return tokens, *state, *logprobs
+        counts = _as_integers("counts", counts, (B, vocab_size), 0, 2**31 - 1)
+
+    options = _Options(
+        top_k=top_k,
+        is_greedy=not isinstance(temperature, Tracer) and temperature == 0,
+        stateful=bool(stateful),
+        processors=processors,
+        return_logprobs=return_logprobs,
+    )
+    inputs = _Inputs(params, key, prompt, carry, temperature, top_p, lengths, stop, counts)
+    sampled, carry, key = _compute(num_tokens, options, inputs)
+    if return_logprobs:
+        return sampled.token, carry, key, sampled.logprob
+    return sampled.token, carry, key
 
 
 def as_prompt(prompt: Any, vocab_size: int) -> Integer[Array, "B P"]:
@@ -148,9 +152,12 @@ def _as_integers(
     if value.shape != shape or not jnp.issubdtype(value.dtype, jnp.integer):
         raise UserError(f"{name} is {value.dtype} {value.shape}; it must be integers {shape}.")
     if is_known(value) and value.size:
-        low, high = int(np.min(value)), int(np.max(value))
-        if not least <= low <= high <= most:
-            raise UserError(f"{name} range from {low} to {high}; they must be in {least} … {most}.")
+        smallest = int(np.min(value))
+        largest = int(np.max(value))
+        if smallest < least or largest > most:
+            raise UserError(
+                f"{name} range from {smallest} to {largest}; they must be in {least} … {most}."
+            )
     return jnp.asarray(value, jnp.int32)
 
 
@@ -166,8 +173,9 @@ def check_sampling(
     vocab_size: int, temperature: Scalar, top_k: SupportsIndex | None, top_p: Scalar | None
 ) -> tuple[Scalar, int | None, Scalar | None]:
     """Return the options of `generate`, checked, as Python's numbers; traced ones as they are."""
-    finite = lambda t: 0 <= t < float("inf")
-    temperature = check_number("temperature", temperature, finite, "a finite number, 0 or more")
+    temperature = check_number(
+        "temperature", temperature, lambda t: 0 <= t < float("inf"), "a finite number, 0 or more"
+    )
     if top_k is not None:
         top_k = check_whole("top_k", top_k, vocab_size, f"the vocabulary's {vocab_size}")
     if top_p is not None:
@@ -177,11 +185,37 @@ def check_sampling(
 
 def as_processors(logits_processor: Any) -> tuple[Processor, ...]:
     """Return the processors as a tuple. Raises UserError if one is no function."""
-    processors = logits_processor if isinstance(logits_processor, tuple) else (logits_processor,)
+    processors = logits_processor
+    if not isinstance(processors, tuple):
+        processors = (processors,)
     if not all(map(callable, processors)):
         what = f"logits_processor is {shown(logits_processor)}"
         raise UserError(f"{what}; it must be a function or a tuple of functions.")
     return processors
+
+
+class _Options(NamedTuple):
+    """What one compiled program is for."""
+
+    top_k: int | None
+    is_greedy: bool
+    stateful: bool
+    processors: tuple[Processor, ...]
+    return_logprobs: bool
+
+
+class _Inputs(NamedTuple):
+    """The values that a compiled program takes."""
+
+    params: Params
+    key: PRNGKeyArray | Key[Array, "B"]
+    prompt: Integer[Array, "B P"]
+    carry: ModelCarry | None
+    temperature: Scalar
+    top_p: Scalar | None
+    lengths: Int[Array, "B"] | None
+    stop: Integer[Array, "S"] | None
+    counts: Int[Array, "B V"] | None
 
 
 class _State(NamedTuple):
@@ -194,93 +228,195 @@ class _State(NamedTuple):
     stopped: Bool[Array, "B"]
 
 
-_New: TypeAlias = tuple[Array, ...]  # tokens and maybe their log-probabilities: (B,), or of N steps
-_Loop: TypeAlias = tuple[int | Array, _State, _New]  # how many tokens are written, and all of them
+class _Sampled(NamedTuple):
+    """A token per row, or N of them, and log p of each, if that is returned."""
+
+    token: Array
+    logprob: Array | None
 
 
-@partial(jax.jit, static_argnums=range(6))
+class _Loop(NamedTuple):
+    """How many tokens are written, the state after them, and the room for all tokens."""
+
+    num_written: int | Array
+    state: _State
+    sampled: _Sampled
+
+
+_Step: TypeAlias = Callable[[Array, ModelCarry], tuple[Array, ModelCarry]]
+_NextToken: TypeAlias = Callable[[_State], tuple[_State, _Sampled]]
+
+
+def _compute(
+    num_tokens: int, options: _Options, inputs: _Inputs
+) -> tuple[_Sampled, ModelCarry, Array]:
+    """Return `num_tokens` tokens, the carry and the key, from the program that fits the call."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)):
+        return _generate(num_tokens, options, inputs)  # a scan, which has a gradient
+    most = min(power_of_two(num_tokens), 2**31 - 1)  # the loop counts in int32
+    sampled, carry, key = _generate(most, options, inputs, num_tokens)
+    if num_tokens < most:
+        shorten = partial(jax.lax.slice_in_dim, start_index=0, limit_index=num_tokens, axis=1)
+        sampled = jax.tree.map(shorten, sampled)
+    return sampled, carry, key
+
+
+@partial(jax.jit, static_argnums=(0, 1))
 def _generate(
-    most: int, top_k: int | None, greedy: bool, stateful: bool,
-    processors: tuple[Processor, ...], return_logprobs: bool,
-    params: Params, key: PRNGKeyArray | Key[Array, "B"], prompt: Integer[Array, "B P"],
-    carry: ModelCarry | None, temperature: Scalar, top_p: Scalar | None,
-    lengths: Int[Array, "B"] | None, stop: Integer[Array, "S"] | None,
-    counts: Int[Array, "B V"] | None, num_tokens: int | Int[Array, ""] | None = None,
-) -> tuple[_New, ModelCarry, Array]:  # fmt: skip
+    most: int,
+    options: _Options,
+    inputs: _Inputs,
+    num_tokens: int | Int[Array, ""] | None = None,
+) -> tuple[_Sampled, ModelCarry, Array]:
     """Return `most` tokens, or, in a program for all numbers up to it, the first `num_tokens`."""
-    prompt = prompt.astype(jnp.int64 if prompt.dtype.itemsize == 8 else jnp.int32)
+    dtype = jnp.int64 if inputs.prompt.dtype.itemsize == 8 else jnp.int32
+    inputs = inputs._replace(prompt=inputs.prompt.astype(dtype))
+    if inputs.stop is not None:
+        inputs = inputs._replace(stop=inputs.stop.astype(dtype))
+    state = _read_prompt(options, inputs)
+    step = _step_of(options, inputs)
+    next_token = partial(_next_token, step, options, inputs)
+    if num_tokens is None:
+        state, sampled = jax.lax.scan(next_token, state, length=most)
+    else:
+        has_stop = inputs.stop is not None
+        state, sampled = _generate_up_to(most, num_tokens, next_token, state, has_stop)
+    return jax.tree.map(jnp.transpose, sampled), state.carry, state.key
+
+
+def _read_prompt(options: _Options, inputs: _Inputs) -> _State:
+    """Return the state from which the first token is sampled, which reads the prompt's last one."""
+    params = inputs.params
+    prompt = inputs.prompt
+    lengths = inputs.lengths
     B, P = prompt.shape
-    start = initial_carry(params, B)
-    before = start if carry is None else carry
+    carry = inputs.carry
+    if carry is None:
+        carry = initial_carry(params, B)
     last = prompt[:, -1]
     if lengths is not None:
         last = jnp.take_along_axis(prompt, lengths[:, None] - 1, axis=1)[:, 0]
-    if stateful and P > 1:
-        x, real = rows(params.embedding, prompt[:, :-1]), None if lengths is None else lengths - 1
-        _, before = unroll(params.layers, x, before, lengths=real)
-    if processors and counts is None:
-        real = prompt == prompt if lengths is None else real_steps(lengths, prompt.shape, 1)
-        counts = jnp.zeros((B, len(params.embedding)), jnp.int32)
-        counts = counts.at[jnp.arange(B)[:, None], prompt].add(real.astype(counts.dtype))
+    if options.stateful and P > 1:
+        x = rows(params.embedding, prompt[:, :-1])
+        lengths_before_last = None if lengths is None else lengths - 1
+        _, carry = unroll(params.layers, x, carry, lengths=lengths_before_last)
+    counts = inputs.counts
+    if options.processors and counts is None:
+        counts = _count(prompt, lengths, len(params.embedding))
+    # False everywhere; unlike a constant, it varies over a mesh as the tokens do.
+    stopped = last != last
+    return _State(carry, last, inputs.key, counts, stopped)
 
-    step = stepper(params)
 
-    def next_token(state: _State, _: Any = None) -> tuple[_State, _New]:
-        logits, carry = step(state.token, state.carry if stateful else start)
-        key, subkey = _split(state.key)
-        processed = logits
-        for process in processors:
-            processed = process(processed, state.counts)
-            floats = jnp.issubdtype(getattr(processed, "dtype", bool), jnp.floating)
-            if not floats or processed.shape != logits.shape:
-                raise UserError(
-                    f"a processor returned {shown(processed)}; it must return floating-point "
-                    f"logits (B, V), {logits.shape}."
-                )
-        if greedy:
-            top = processed.max(axis=-1)
-            token = _unless_nan(top, jnp.argmax(processed, axis=-1))
-        else:
-            token = draw(subkey, filter_logits(processed, temperature, top_k, top_p))
-        token = token.astype(prompt.dtype)
-        new = [token]
-        if return_logprobs:
-            new.append(-token_nll(logits, token))
-        counts, stopped = state.counts, state.stopped
-        if counts is not None:
-            counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
-        if stop is not None:  # such a row keeps its stop token, and the state before it
-            carry = IN_ROWS.choose(stopped, state.carry, carry)
-            new = [jnp.where(stopped, *both) for both in zip((state.token, 0), new, strict=False)]
-            stopped |= jnp.isin(new[0], stop)
-        return _State(carry, new[0], key, counts, stopped), tuple(new)
-
-    if stop is not None:
-        stop = stop.astype(prompt.dtype)
-    state = _State(before, last, key, counts, stopped=last != last)
-    if num_tokens is None:
-        state, new = jax.lax.scan(next_token, state, length=most)
+def _count(
+    prompt: Integer[Array, "B P"], lengths: Int[Array, "B"] | None, vocab_size: int
+) -> Int[Array, "B V"]:
+    """Return how often each token occurs in each row's prompt, padding left out."""
+    if lengths is None:
+        is_token = prompt == prompt
     else:
+        is_token = real_steps(lengths, prompt.shape, 1)
+    B = len(prompt)
+    counts = jnp.zeros((B, vocab_size), jnp.int32)
+    return counts.at[jnp.arange(B)[:, None], prompt].add(is_token.astype(counts.dtype))
 
-        def unfinished(loop: _Loop) -> bool | Array:
-            i, state, _ = loop
-            return i < num_tokens if stop is None else (i < num_tokens) & ~state.stopped.all()
 
-        def write_next(loop: _Loop) -> _Loop:
-            i, state, written = loop
-            state, new = next_token(state)
-            write = lambda all, entry: jax.lax.dynamic_update_index_in_dim(all, entry, i, 0)
-            return i + 1, state, jax.tree.map(write, written, new)
+def _step_of(options: _Options, inputs: _Inputs) -> _Step:
+    """Return the model's step, which starts from zeros each time unless it is stateful."""
+    step = stepper(inputs.params)
+    if options.stateful:
+        return step
+    zeros = initial_carry(inputs.params, len(inputs.prompt))
+    return lambda token, _: step(token, zeros)
 
-        shapes = jax.eval_shape(next_token, state)[1]
-        empty = jax.tree.map(lambda entry: jnp.zeros((most, *entry.shape), entry.dtype), shapes)
-        i, state, new = jax.lax.while_loop(unfinished, write_next, (0, state, empty))
-        if stop is not None:  # as if those steps had been computed
-            later = jnp.arange(most)[:, None] >= i
-            new = (jnp.where(later, state.token, new[0]), *new[1:])
-            next_key = lambda _, key: _split(key)[0]
-            state = state._replace(key=jax.lax.fori_loop(i, num_tokens, next_key, state.key))
-    return jax.tree.map(jnp.transpose, new), state.carry, state.key
+
+def _next_token(
+    step: _Step, options: _Options, inputs: _Inputs, state: _State, _: None = None
+) -> tuple[_State, _Sampled]:
+    """Read the state's token, and return the next state and the token sampled for it."""
+    logits, carry = step(state.token, state.carry)
+    key, subkey = _split(state.key)
+    processed = _process(options.processors, logits, state.counts)
+    token = _choose(subkey, processed, options, inputs).astype(state.token.dtype)
+    logprob = -token_nll(logits, token) if options.return_logprobs else None
+    counts = state.counts
+    if counts is not None:
+        counts += jax.nn.one_hot(token, counts.shape[1], dtype=counts.dtype)
+    stopped = state.stopped
+    if inputs.stop is not None:
+        # A row that has stopped keeps its stop token, and the state before it.
+        carry = IN_ROWS.choose(stopped, state.carry, carry)
+        token = jnp.where(stopped, state.token, token)
+        if logprob is not None:
+            logprob = jnp.where(stopped, 0, logprob)
+        stopped |= jnp.isin(token, inputs.stop)
+    return _State(carry, token, key, counts, stopped), _Sampled(token, logprob)
+
+
+def _process(
+    processors: tuple[Processor, ...], logits: Float[Array, "B V"], counts: Tree
+) -> Float[Array, "B V"]:
+    """Apply the processors in turn. Raises UserError where one does not return logits."""
+    processed = logits
+    for process in processors:
+        processed = process(processed, counts)
+        is_float = jnp.issubdtype(getattr(processed, "dtype", bool), jnp.floating)
+        if not is_float or processed.shape != logits.shape:
+            raise UserError(
+                f"a processor returned {shown(processed)}; it must return floating-point "
+                f"logits (B, V), {logits.shape}."
+            )
+    return processed
+
+
+def _choose(
+    key: PRNGKeyArray | Key[Array, "B"],
+    logits: Float[Array, "B V"],
+    options: _Options,
+    inputs: _Inputs,
+) -> Int[Array, "B"]:
+    """Return the likeliest token of each row, or one that is drawn."""
+    if options.is_greedy:
+        return _unless_nan(logits.max(axis=-1), jnp.argmax(logits, axis=-1))
+    return draw(key, filter_logits(logits, inputs.temperature, options.top_k, inputs.top_p))
+
+
+def _generate_up_to(
+    most: int,
+    num_tokens: int | Int[Array, ""],
+    next_token: _NextToken,
+    state: _State,
+    has_stop: bool,
+) -> tuple[_State, _Sampled]:
+    """Return the state after `num_tokens` tokens, and room for `most` that begins with them."""
+
+    def is_unfinished(loop: _Loop) -> bool | Array:
+        unfinished = loop.num_written < num_tokens
+        if has_stop:
+            unfinished &= ~loop.state.stopped.all()
+        return unfinished
+
+    def write_next(loop: _Loop) -> _Loop:
+        state, sampled = next_token(loop.state)
+        write = partial(jax.lax.dynamic_update_index_in_dim, index=loop.num_written, axis=0)
+        return _Loop(loop.num_written + 1, state, jax.tree.map(write, loop.sampled, sampled))
+
+    _, shapes = jax.eval_shape(next_token, state)
+    empty = jax.tree.map(lambda entry: jnp.zeros((most, *entry.shape), entry.dtype), shapes)
+    loop = jax.lax.while_loop(is_unfinished, write_next, _Loop(0, state, empty))
+    if has_stop:
+        loop = _repeat_stop_tokens(loop, num_tokens)
+    return loop.state, loop.sampled
+
+
+def _repeat_stop_tokens(loop: _Loop, num_tokens: int | Int[Array, ""]) -> _Loop:
+    """Return a loop that ended once all rows had stopped, as if all its steps had been computed."""
+    sampled = loop.sampled
+    is_later = jnp.arange(len(sampled.token))[:, None] >= loop.num_written
+    token = jnp.where(is_later, loop.state.token, sampled.token)
+    next_key = lambda _, key: _split(key)[0]
+    key = jax.lax.fori_loop(loop.num_written, num_tokens, next_key, loop.state.key)
+    return _Loop(num_tokens, loop.state._replace(key=key), sampled._replace(token=token))
 
 
 def _per_row(key: Any) -> bool:
@@ -290,8 +426,10 @@ def _per_row(key: Any) -> bool:
 
 def _split(key: PRNGKeyArray | Key[Array, "B"]) -> tuple[Array, Array]:
     """Return the next key and one to draw with or, if there is a key per row, those of each row."""
-    split = lambda key: tuple(jax.random.split(key))
-    return jax.vmap(split)(key) if _per_row(key) else split(key)
+    if _per_row(key):
+        return jax.vmap(lambda key: tuple(jax.random.split(key)))(key)
+    next_key, subkey = jax.random.split(key)
+    return next_key, subkey
 
 
 def filter_logits(
@@ -318,16 +456,16 @@ def filter_logits(
     logits = logits - jnp.where(temperature < tiny**0.5, top, 0)
     logits = logits / jnp.where(temperature < 0, jnp.nan, jnp.maximum(temperature, tiny))
     if top_k is not None:
-        least = kth_largest(jax.lax.stop_gradient(logits), top_k)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
+        threshold = kth_largest(jax.lax.stop_gradient(logits), top_k)
+        logits = jnp.where(logits < threshold, -jnp.inf, logits)
     if top_p is not None:
         descending = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(descending, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        likelier = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The running sum can round to 1 before the last token, but top_p = 1 excludes no token.
-        kept = (before < jnp.maximum(top_p, tiny)) | (top_p >= 1)
-        least = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
+        in_nucleus = (likelier < jnp.maximum(top_p, tiny)) | (top_p >= 1)
+        threshold = jnp.min(jnp.where(in_nucleus, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits < threshold, -jnp.inf, logits)
     return logits
 
 
@@ -346,9 +484,10 @@ def draw(key: PRNGKeyArray | Key[Array, "B"], logits: Float[Array, "B V"]) -> In
     p = jnp.where(logits == top, 1, jnp.exp(jnp.minimum(logits - top, 0)))
     cumulative = jnp.cumsum(p, axis=-1)
     total = cumulative[:, -1:]
-    uniform = lambda key, shape: jax.random.uniform(key, shape, total.dtype)
-    of_rows = jax.vmap(uniform, (0, None))
-    u = of_rows(key, (1,)) if _per_row(key) else uniform(key, total.shape)
+    if _per_row(key):
+        u = jax.vmap(lambda key: jax.random.uniform(key, (1,), total.dtype))(key)
+    else:
+        u = jax.random.uniform(key, total.shape, total.dtype)
     u *= total
     # u can round up to the total, but the last token with a probability is the first to reach it.
     token = jnp.sum(cumulative <= jnp.minimum(u, jnp.nextafter(total, 0)), axis=-1)
@@ -384,8 +523,8 @@ def _kth_largest_by_bisection(x: Float[Array, "B V"], k: int) -> Float[Array, "B
 
     def next_bit(i: Array, largest: Array) -> Array:
         candidate = largest | (sign >> i.astype(unsigned))
-        reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= k
-        return jnp.where(reached, candidate, largest)
+        num_reaching = jnp.sum(ordered >= candidate, axis=-1, keepdims=True)
+        return jnp.where(num_reaching >= k, candidate, largest)
 
     largest = jax.lax.fori_loop(0, width, next_bit, jnp.zeros((len(x), 1), unsigned))
     bits = jnp.where(largest & sign, largest ^ sign, ~largest)

@@ -15,7 +15,7 @@ from random_models import random_params
 import jaxgru
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.errors import UserError
-from jaxgru.lm import generation
+from jaxgru.lm import generation, samplers
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer, learn_tokenizer
@@ -59,14 +59,14 @@ class TestChunks:
     @pytest.mark.parametrize("chunk", [5, 1000])
     def test_are_the_prompt_and_one_generation(self, params, monkeypatch, chunk, options):
         """The state, the key and the last token are handed from chunk to chunk."""
-        monkeypatch.setattr(generation, "CHUNK", chunk)
+        monkeypatch.setattr(samplers, "CHUNK", chunk)
         text = text_of(params, **options)
         assert text == "a bad" + generated(params, "a bad", **options)
         assert len(text) == 5 + N
 
     def test_an_lstm_of_two_layers_hands_on_all_of_its_state(self, monkeypatch):
         params = wild(TOKENIZER.vocab_size, "lstm", 2)
-        monkeypatch.setattr(generation, "CHUNK", 5)
+        monkeypatch.setattr(samplers, "CHUNK", 5)
         assert text_of(params) == "a bad" + generated(params, "a bad")
 
     def test_a_model_with_nan_in_it_is_an_error_and_no_text(self, params):
@@ -81,8 +81,8 @@ class TestChunks:
             asked.append(num_tokens)
             return jnp.zeros((1, num_tokens), jnp.int32), None, key
 
-        monkeypatch.setattr(generation, "CHUNK", 4)
-        monkeypatch.setattr(generation, "generate", generate)
+        monkeypatch.setattr(samplers, "CHUNK", 4)
+        monkeypatch.setattr(samplers, "generate", generate)
         text = stream_text(params, TOKENIZER, "a bad", Options(num_tokens=10))
         assert next(text) == "a bad" and asked == []
         for chunk in (1, 2):
@@ -116,8 +116,8 @@ class TestChunks:
         def generate(params, key, tokens, num_tokens, carry, **options):
             return jnp.array([[left.pop(0)]]), carry, key
 
-        monkeypatch.setattr(generation, "CHUNK", 1)
-        monkeypatch.setattr(generation, "generate", generate)
+        monkeypatch.setattr(samplers, "CHUNK", 1)
+        monkeypatch.setattr(samplers, "generate", generate)
         text = text_of(wild(60), "ROMEO: what light", tokenizer, num_tokens=len(order))
         prompt = tokenizer.encode("ROMEO: what light")
         assert text == tokenizer.decode(np.concatenate([prompt, order]))
@@ -128,7 +128,7 @@ class TestCarry:
     @pytest.mark.parametrize("num_tokens", [0, 1, 4, 9])
     def test_another_text_goes_on_from_it(self, params, monkeypatch, num_tokens):
         """After any number of tokens, within a chunk and at its end: as of one long prompt."""
-        monkeypatch.setattr(generation, "CHUNK", 4)
+        monkeypatch.setattr(samplers, "CHUNK", 4)
         options = Options(num_tokens=12, temperature=0)
         story = stream_text(params, TOKENIZER, "a bad", options)
         before = "".join(next(story) for _ in range(num_tokens + 1))
@@ -163,7 +163,7 @@ class TestManyPrompts:
     def test_are_those_of_single_calls(self, params, monkeypatch, options):
         """Two batches of three rows, one of them without a prompt; chunks of four tokens."""
         monkeypatch.setattr(generation, "PROMPTS_AT_ONCE", 3)
-        monkeypatch.setattr(generation, "CHUNK", 4)
+        monkeypatch.setattr(samplers, "CHUNK", 4)
         prompts = ["a bad", "c", "a bad", "\nkill him", "jab"]
         texts = generate_texts(params, TOKENIZER, prompts, Options(num_tokens=N, **options))
         expected = [text_of(params, p, sample=i, **options) for i, p in enumerate(prompts)]
@@ -232,7 +232,7 @@ class TestStops:
 
     def test_processors_count_over_chunks(self, params, monkeypatch):
         """As one call of `generate` does."""
-        monkeypatch.setattr(generation, "CHUNK", 3)
+        monkeypatch.setattr(samplers, "CHUNK", 3)
         processor = (RepetitionPenalty(20), MinP(0.01))
         text = text_of(params, "a bad", logits_processor=processor)
         assert text == "a bad" + generated(params, "a bad", logits_processor=processor)
@@ -250,11 +250,11 @@ def tokenizer(tiny_text) -> SentencePieceTokenizer:
 
 def test_each_token_is_decoded_once(tokenizer, monkeypatch):
     """The whole text was decoded for every chunk, so that time grew with its square."""
-    decoded, decode, N = [], tokenizer._processor.decode, 64 * generation.CHUNK
+    decoded, decode, N = [], tokenizer._processor.decode, 64 * samplers.CHUNK
     counting = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
     monkeypatch.setattr(tokenizer._processor, "decode", counting)
     ones = lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
-    monkeypatch.setattr(generation, "generate", ones)
+    monkeypatch.setattr(samplers, "generate", ones)
     assert text_of(wild(60), "a", tokenizer, num_tokens=N)
     assert sum(decoded) <= 2 * N + 1  # SentencePiece needs one before it
 
