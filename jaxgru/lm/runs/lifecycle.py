@@ -48,7 +48,7 @@ def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
         folder, config, info, dataset, model = _create(config, root, text_sha256)
         try:
             with contextlib.ExitStack() as stack:
-                all_or_raise(stack.enter_context, folders.claim(folder))
+                all_or_raise(stack.enter_context, folders.lock_run(folder))
                 state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
                 del model  # training needs its memory
                 manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
@@ -77,7 +77,7 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         folder = Path(from_first(run_path))
         if folder.is_relative_to(Path.cwd()):  # which is shorter to read
             folder = folder.relative_to(Path.cwd())
-        all_or_raise(stack.enter_context, folders.claim(folder))
+        all_or_raise(stack.enter_context, folders.lock_run(folder))
         config = all_or_raise(load_config, folder / "config.toml")
         if overrides:
             config = all_or_raise(override, config, {"name": config.name, **overrides})
