@@ -139,8 +139,8 @@ class _Run:
             model = initial.load_initial(config, self.info.init_sha256)
             return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
         info = self._lengthened() if "training.epochs" in overrides else self.info
-        recorded = checkpoints.made_with(config, info, tokenizer)
-        return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded)
+        fingerprint = checkpoints.compute_fingerprint(config, info, tokenizer)
+        return checkpoints.restore(self.manager, self.folder, config, self.mesh, fingerprint)
 
     def change(self, overrides: Mapping[str, Any], progress: Progress) -> None:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
@@ -265,8 +265,10 @@ class _Run:
             commits = [*self.info.commits, self._commit]
             self.info = dataclasses.replace(self.info, commits=commits)
             folders.save_info(self.folder, self.info)
-        recorded = checkpoints.made_with(self.config, self.info, self.dataset.tokenizer)
-        checkpoints.save(self.manager, state, best, progress, recorded)
+        fingerprint = checkpoints.compute_fingerprint(
+            self.config, self.info, self.dataset.tokenizer
+        )
+        checkpoints.save(self.manager, state, best, progress, fingerprint)
 
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
         """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""

@@ -58,8 +58,9 @@ def make_run(root, model=GRU, recipe=RECIPE):
     kept = jax.tree.map(lambda x: x + 1, state.params)
     record = Epoch(1, 2, 1e-3, 0.5, 0.1 + 0.2, tokens_per_second=8.0, seconds=0.25)
     progress = Progress(records=[record], best_val_loss=0.1 + 0.2)
+    fingerprint = checkpoints.compute_fingerprint(config, RunInfo(), TOKENIZER)
     with open_checkpoints(run) as manager:
-        save(manager, state, kept, progress, checkpoints.made_with(config, RunInfo(), TOKENIZER))
+        save(manager, state, kept, progress, fingerprint)
     return run, config, state, kept, progress
 
 
