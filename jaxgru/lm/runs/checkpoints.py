@@ -1,8 +1,8 @@
 """Checkpoints of a run: what they hold, saving, and restoring the newest one that is intact.
 
 A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameters once an epoch is
-done, and as JSON `progress` and `made_with`: everything else that decides the numbers, which must
-be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
+done, and as JSON `progress` and `made_with`: the run's fingerprint, which is everything else that
+decides the numbers and must be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
 streams' carry. If `params` is a moving average, it also has the parameters that are trained.
 
 Orbax stores arrays flat, by their path in the tree, and renames a temporary folder, so a checkpoint
