@@ -2,8 +2,9 @@
 
 A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameters once an epoch is
 done, and as JSON `progress` and `made_with`: the run's fingerprint, which is everything else that
-decides the numbers and must be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
-streams' carry. If `params` is a moving average, it also has the parameters that are trained.
+decides the numbers and must be the same when the run is resumed. `optimizer` has AdamW's moments,
+the key, the step, and the streams' carry. If `params` is a moving average, it also has the
+parameters that are trained.
 
 Orbax stores arrays flat, by their path in the tree, and renames a temporary folder, so a checkpoint
 is complete or absent. Then `checksums.json` is added, the SHA-256 of every file, because Orbax does
@@ -100,7 +101,8 @@ def _item_of_epoch(
 ) -> str:
     """Return the item of the checkpoint of this step that holds an epoch's parameters.
 
-    epoch: None: the best with early stopping, and otherwise the last.
+    Args:
+      epoch: None: the best with early stopping, and otherwise the last.
     """
     has_best = step >= config.training.steps_per_epoch
     if epoch == "best" and not has_best:
@@ -155,12 +157,13 @@ def save(
 ) -> None:
     """Save a checkpoint of the state's step, unless there is one already.
 
-    fingerprint: what `compute_fingerprint` returns.
+    Args:
+      fingerprint: what `compute_fingerprint` returns.
     """
     checkpoint = Checkpoint(manager, int(state.step))
     if checkpoint.step in manager.all_steps():
         return
-    values = {
+    values: dict[str, Any] = {
         "params": state.evaluated,
         "optimizer": _without_evaluated(_storable(state)),
         "progress": msgspec.to_builtins(progress),
@@ -383,8 +386,11 @@ class Checkpoint:
     def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
         """Return items in the form of these trees, on their leaves' shardings or the default one.
 
-        likes: for each item a tree of arrays or shapes, or the type of its JSON. BrokenCheckpoint
-        says that an item is missing, damaged, of other shapes or of another type.
+        Args:
+          likes: for each item a tree of arrays or shapes, or the type of its JSON.
+
+        Raises:
+          BrokenCheckpoint: an item is missing, damaged, of other shapes or of another type.
         """
         arguments = {item: _restore_arguments(item, like) for item, like in likes.items()}
         with damage_as(BrokenCheckpoint, f"{self} cannot be read"):

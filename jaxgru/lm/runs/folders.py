@@ -253,7 +253,9 @@ def find_run(path: str | Path) -> Path:
 def lock_run(run: Path) -> Generator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
-    After a failure of the system, such as a full disk, RunError names the last checkpoint.
+    Raises:
+      RunError: another process trains the run, its path cannot hold checkpoints, or the system has
+        failed, as with a full disk; the message then names the last checkpoint.
     """
     if not is_first():
         yield  # the first process locks it for all

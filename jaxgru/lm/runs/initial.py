@@ -61,7 +61,8 @@ class InitialModel:
 def load_initial(config: Config, expected: str = "") -> InitialModel | None:
     """Load the model that a run starts from; None: the run starts from random weights.
 
-    expected: the SHA-256 that it must have; "": any.
+    Args:
+      expected: the SHA-256 that it must have; "": any.
     """
     name = config.training.init
     if not name:

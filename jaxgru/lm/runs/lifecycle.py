@@ -137,7 +137,7 @@ def _check_overrides(path: str | Path, overrides: Mapping[str, Any]) -> None:
     if not fixed:
         return
     advice = "start a new run."
-    # Its weights are of use unless the model or where its weights come from shall change
+    # Its weights do not fit another model, and another training.init would replace them
     if not any(name == "training.init" or name.startswith("model.") for name in fixed):
         initial.config_from(str(path), overrides)  # raises where the values do not go together
         words = ["jaxgru", "train", "--init", str(path)]
@@ -161,7 +161,7 @@ class _Run:
     mesh: Mesh
     manager: CheckpointManager
 
-    def _lengthened(self) -> folders.RunInfo:
+    def _longer_info(self) -> folders.RunInfo:
         """Return what run.json says once the run is longer."""
         return dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
 
@@ -174,7 +174,7 @@ class _Run:
             return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
         info = self.info
         if "training.epochs" in overrides:
-            info = self._lengthened()
+            info = self._longer_info()
         fingerprint = checkpoints.compute_fingerprint(config, info, tokenizer)
         return checkpoints.restore(self.manager, self.folder, config, self.mesh, fingerprint)
 
@@ -217,7 +217,7 @@ class _Run:
             f"The run now has {counted(self.config.training.epochs, 'epoch')}; from here on its "
             "learning rates are those of a run of that length."
         )
-        self.info = self._lengthened()
+        self.info = self._longer_info()
         if is_first():
             samples = self.folder / "samples.txt"
             if samples.exists():
@@ -368,7 +368,7 @@ class _Run:
         print_labelled("sample", f"jaxgru sample {shlex.quote(str(self.folder))}")
 
     def _describe_loss(self, progress: Progress) -> str:
-        """Return the result's loss and epoch and, of the best and the last epoch, the other's."""
+        """Return the result's loss and epoch, and where the best and the last differ, both."""
         epoch = progress.best_epoch
         best = progress.best_val_loss
         last = progress.records[-1].val_loss

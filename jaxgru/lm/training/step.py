@@ -106,8 +106,9 @@ def loss_fn(
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
-    remat: keep for the gradient only the state at the start of each of about √T segments of the
-    sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
+    Args:
+      remat: keep for the gradient only the state at the start of each of about √T segments of the
+        sequence, and recompute a segment's activations when its turn comes: see `in_segments`.
     """
     if remat:
         batch = _Batch(carry, inputs, targets)
@@ -296,7 +297,7 @@ def _drop_weights(training: TrainingConfig, key: PRNGKeyArray, layers: Tree) -> 
 
 
 def _dropouts(training: TrainingConfig, keys: _DropoutKeys) -> list[Dropout]:
-    """Return the dropout of each site; a single one draws from the step's key, as the study's."""
+    """Return the dropout of each site. A single one has the key of "state", as in the study."""
     rates = training.dropouts
     if len(rates) == 1:
         return [Dropout(keys.state, rate, site) for site, rate in rates.items()]
@@ -373,11 +374,12 @@ def mean_of_micro_batches(
         return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, means), new_rows
 
     first_batch = jax.tree.map(lambda x: x[0], micro_batches)
-    means, _ = jax.eval_shape(of_rows, first_batch, first_row)
-    zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
-    total, new_rows = jax.lax.scan(add, zeros, (micro_batches, first_rows))
-    joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), new_rows)
-    return in_dtypes_of(means, jax.tree.map(lambda t: t / number, total)), joined
+    shapes, _ = jax.eval_shape(of_rows, first_batch, first_row)
+    zeros = at_least_float32(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    total, parts = jax.lax.scan(add, zeros, (micro_batches, first_rows))
+    new_rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), parts)
+    means = jax.tree.map(lambda t: t / number, total)
+    return in_dtypes_of(shapes, means), new_rows
 
 
 class _Loop(NamedTuple):
