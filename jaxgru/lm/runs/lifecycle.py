@@ -395,12 +395,12 @@ class _Start(NamedTuple):
 
 def _create(config: Config, root: Path, text_sha256: str) -> _Start:
     """Create a run's folder in process 0; return it and what it trains from in all processes."""
-    start = _in_first(_create_in_first, config, root, text_sha256)
+    start = _in_first(_create_folder, config, root, text_sha256)
     folder = Path(from_first(start and os.path.abspath(start.folder)))
     return all_or_raise(lambda: start or _read_start(folder))
 
 
-def _create_in_first(config: Config, root: Path, text_sha256: str) -> _Start:
+def _create_folder(config: Config, root: Path, text_sha256: str) -> _Start:
     """Read the text, which completes the config, and create a run's folder."""
     folders.check_place(root)
     with console.status("reading the text"):
