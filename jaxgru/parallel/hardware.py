@@ -31,11 +31,10 @@ def share_cpu(batch_size: int) -> None:
     chosen = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]  JAX adds it
     if chosen > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    shares = [n for n in range(1, num_cores() + 1) if batch_size % n == 0]
+    divisors = [n for n in range(1, num_cores() + 1) if batch_size % n == 0]
+    num_devices = max(n for n in divisors if n == 1 or batch_size // n >= MIN_ROWS)
     with contextlib.suppress(RuntimeError):  # JAX has started
-        jax.config.update(
-            "jax_num_cpu_devices", max(n for n in shares if n == 1 or batch_size // n >= MIN_ROWS)
-        )
+        jax.config.update("jax_num_cpu_devices", num_devices)
 
 
 def keep_freed_memory() -> None:
@@ -44,11 +43,17 @@ def keep_freed_memory() -> None:
     By default, glibc returns large freed blocks to the system, which must supply each step's
     buffers again as zeroed pages: a step of astra_beta takes 1.1 times as long on 2 cores.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "mallopt"):
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-        libc.mallopt(M_MMAP_MAX, 0)  # blocks of any size are in heaps …
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # … that do not shrink
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    # Numbers of malloc.h
+    M_TRIM_THRESHOLD = -1
+    M_MMAP_MAX = -4
+    # Blocks of any size are in heaps, and heaps do not shrink
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def peak_memory_mb() -> float | None:
@@ -56,16 +61,21 @@ def peak_memory_mb() -> float | None:
 
     None: the operating system does not say.
     """
-    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    peak = peak or peak_resident_bytes()
-    return round(peak / 1e6, 1) if peak else None
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    peak = statistics.get("peak_bytes_in_use") or peak_resident_bytes()
+    if not peak:
+        return None
+    return round(peak / 1e6, 1)
 
 
 def peak_resident_bytes() -> int:
     """Return the peak of this process's resident memory; 0 if it is unknown."""
+    # On Linux, ru_maxrss is the parent's peak, if that is larger
     status = Path("/proc/self/status")
-    if status.is_file() and (match := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return 1024 * int(match[1])  # ru_maxrss is the parent's, if that is larger
+    if status.is_file():
+        match = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+        if match:
+            return 1024 * int(match[1])
     with contextlib.suppress(ImportError):  # Windows has no such module
         import resource
 

@@ -48,22 +48,17 @@ def join(
       process: the number of this process, counted from 0.
       seconds: how long to wait for the others; then the process ends with exit code 2.
 
-    Raises UserError where an argument is missing or wrong, or JAX cannot connect.
+    Raises:
+      UserError: an argument is missing or wrong, or JAX cannot connect.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator and not re.fullmatch(r".+:\d+", coordinator):
         raise UserError(f"the coordinator is {coordinator!r}; it must be HOST:PORT.")
 
-    def give_up() -> None:  # JAX would abort with a trace of C++
-        warn(
-            f"the other processes have not connected within {seconds} s; start all of them with "
-            "the same coordinator and number of processes, or raise --distributed.timeout."
-        )
-        os._exit(2)
-
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, _give_up, [seconds])
     timer.start()
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits in C++, deaf to Python's
+    # JAX waits in C++, which is deaf to Python's handler
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -85,9 +80,21 @@ def join(
         signal.signal(signal.SIGINT, handler)
 
 
+def _give_up(seconds: int) -> None:
+    """End the process with a message, before JAX aborts it with a trace of C++."""
+    warn(
+        f"the other processes have not connected within {seconds} s; start all of them with "
+        "the same coordinator and number of processes, or raise --distributed.timeout."
+    )
+    os._exit(2)
+
+
 def _or_environment(number: int | None, variable: str) -> int | None:
+    """Return the number or, if it is None, that of the environment, if it has one."""
+    if number is not None:
+        return number
     text = os.environ.get(variable)
-    return number if number is not None or text is None else int(text)
+    return None if text is None else int(text)
 
 
 def is_distributed() -> bool:
@@ -104,15 +111,20 @@ def from_first(value: Any) -> Any:
     """Return process 0's value in every process. It is sent as JSON, which keeps floats exact."""
     if not is_distributed():
         return value
-    text = json.dumps(value).encode() if is_first() else b""
-    blocks = int(broadcast_one_to_all(np.int32(-(-len(text) // BLOCK_BYTES))))
-    message = np.frombuffer(text.ljust(blocks * BLOCK_BYTES), np.uint8)
+    text = b""
+    if is_first():
+        text = json.dumps(value).encode()
+    num_blocks = -(-len(text) // BLOCK_BYTES)
+    num_blocks = int(broadcast_one_to_all(np.int32(num_blocks)))
+    message = np.frombuffer(text.ljust(num_blocks * BLOCK_BYTES), np.uint8)
     return json.loads(bytes(broadcast_one_to_all(message)))
 
 
 def in_any_process(flag: bool) -> bool:
     """Return whether the flag is True in any process."""
-    return bool(process_allgather(np.int32(flag)).any()) if is_distributed() else flag
+    if not is_distributed():
+        return flag
+    return bool(process_allgather(np.int32(flag)).any())
 
 
 def all_or_raise(do: Callable[A, T], *arguments: A.args, **named: A.kwargs) -> T:
@@ -144,4 +156,5 @@ def end_if_another_dies() -> Generator[None]:
             f"({reason}). All processes end; resume from the last checkpoint with --resume RUN."
         )
         sys.stdout.flush()
-        os._exit(1)  # Python's exit would let JAX wait for the dead process, then abort
+        # Python's exit would let JAX wait for the dead process, then abort
+        os._exit(1)

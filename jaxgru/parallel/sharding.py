@@ -15,7 +15,11 @@ ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
 
 
 def data_mesh(batch_size: int) -> Mesh:
-    """Return a mesh of all devices for a batch's rows. Raises UserError if they do not divide."""
+    """Return a mesh of all devices for a batch's rows.
+
+    Raises:
+      UserError: the devices do not divide the rows.
+    """
     devices = np.array(jax.devices())
     if batch_size % len(devices):
         raise UserError(
@@ -42,8 +46,10 @@ def specs(tree: Any, mesh: Mesh, sharded: bool) -> Any:
     """
 
     def spec(leaf: jax.Array | jax.ShapeDtypeStruct) -> P:
-        trained = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
-        return partition_spec(leaf.shape, mesh.size if sharded and trained else 1)
+        is_trained = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+        if sharded and is_trained:
+            return partition_spec(leaf.shape, mesh.size)
+        return P()
 
     return jax.tree.map(spec, tree)
 
@@ -59,7 +65,8 @@ def shard_rows(tree: Any) -> Any:
     A `jax.jit` function of the batch and of parameters that are not committed to a device then
     computes each row on its device, and sums a gradient over the devices.
 
-    Raises UserError where the rows do not divide by the devices.
+    Raises:
+      UserError: the devices do not divide the rows.
     """
     rows = len(jax.tree.leaves(tree)[0])
     return jax.device_put(tree, NamedSharding(data_mesh(rows), P(ROWS)))
@@ -97,8 +104,8 @@ def scatter_mean(tree: Any, specs: Any) -> Any:
     def mean(leaf: jax.Array, spec: P) -> jax.Array:
         if ROWS not in spec:
             return jax.lax.pmean(leaf, ROWS)
-        axis, n = spec.index(ROWS), jax.lax.axis_size(ROWS)
-        return jax.lax.psum_scatter(leaf, ROWS, scatter_dimension=axis, tiled=True) / n
+        total = jax.lax.psum_scatter(leaf, ROWS, scatter_dimension=spec.index(ROWS), tiled=True)
+        return total / jax.lax.axis_size(ROWS)
 
     return jax.tree.map(mean, tree, specs)
 

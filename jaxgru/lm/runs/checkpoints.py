@@ -1,9 +1,10 @@
 """Checkpoints of a run: what they hold, saving, and restoring the newest one that is intact.
 
 A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameters once an epoch is
-done, and as JSON `progress` and `made_with`: everything else that decides the numbers, which must
-be the same when the run is resumed. `optimizer` has AdamW's moments, the key, the step, and the
-streams' carry. If `params` is a moving average, it also has the parameters that are trained.
+done, and as JSON `progress` and `made_with`: the run's fingerprint, which is everything else that
+decides the numbers and must be the same when the run is resumed. `optimizer` has AdamW's moments,
+the key, the step, and the streams' carry. If `params` is a moving average, it also has the
+parameters that are trained.
 
 Orbax stores arrays flat, by their path in the tree, and renames a temporary folder, so a checkpoint
 is complete or absent. Then `checksums.json` is added, the SHA-256 of every file, because Orbax does
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -43,10 +44,17 @@ with needs("train"):
     import orbax.checkpoint as ocp
     from orbax.checkpoint import CheckpointManager
 
-ARRAYS, JSON = ("params", "optimizer", "best"), ("progress", "made_with")  # the items
+ARRAYS = ("params", "optimizer", "best")  # the items that are trees of arrays
+JSON = ("progress", "made_with")  # the others
 NUM_KEPT = 2  # checkpoints of a run
-JAX_SETTINGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl",
-                "jax_default_matmul_precision")  # fmt: skip
+JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_threefry_partitionable",
+    "jax_default_prng_impl",
+    "jax_default_matmul_precision",
+)
+# Parts of what TensorStore's threads raise after a failure that has been reported
+LATE_MESSAGES = ("Event loop is closed", "error while reading array index")
 
 T = TypeVar("T")
 
@@ -60,99 +68,126 @@ def load_folder(
 ) -> tuple[Params, Config, Tokenizer]:
     """Load parameters, config and tokenizer from a run's folder: see `jaxgru.lm.load`."""
     run = find_run(path)
-    info = load_info(run)  # before the config, as they are written where a run is lengthened
+    # Before the config, as they are written where a run is lengthened
+    info = load_info(run)
     config = load_config(run / "config.toml")
     tokenizer = load_tokenizer(run)
     check_size(f"the run {run} cannot be used", tokenizer, config.model)
     like = shapes(config.model)
-    now = _recipe(config, info, tokenizer)
+    fingerprint = _fingerprint_of_files(config, info, tokenizer)
 
     def read(checkpoint: Checkpoint) -> Params:
-        _check_made_with(checkpoint, now)
-        has_best = checkpoint.step >= config.training.steps_per_epoch
-        if epoch == "best" and not has_best:
-            raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
-        of_best = epoch == "best" or (not epoch and config.training.patience and has_best)
-        item = "best" if of_best else "params"
+        _check_fingerprint(checkpoint, fingerprint)
+        item = _item_of_epoch(epoch, run, config, checkpoint.step)
         return checkpoint.read({item: like})[item]
 
     if not saved_steps(run):  # opening a folder that is missing would create it
         raise RunError(f"the run {run} has no finished checkpoint.")
     with open_checkpoints(run) as manager:
-        params, step, broken = _read_newest(manager, run, read)
-        checkpoint = Checkpoint(manager, step)
-        if not checkpoint.has_checksums():
+        newest = _read_newest(manager, run, read)
+        if not newest.checkpoint.has_checksums():
             resume = f"jaxgru train --resume {shlex.quote(str(run))}"
             warn(
-                f"{checkpoint} has no checksums, so damage to it would not be noticed; {resume} "
-                "adds them."
+                f"{newest.checkpoint} has no checksums, so damage to it would not be noticed; "
+                f"{resume} adds them."
             )
-    for checkpoint, fault in broken.items():
-        warn(f"{checkpoint} is broken ({fault}); that of step {step} is used.")
-    return params, config, tokenizer
+    for checkpoint, fault in newest.faults.items():
+        warn(f"{checkpoint} is broken ({fault}); that of step {newest.checkpoint.step} is used.")
+    return newest.contents, config, tokenizer
 
 
-def made_with(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
+def _item_of_epoch(
+    epoch: Literal["best", "last"] | None, run: Path, config: Config, step: int
+) -> str:
+    """Return the item of the checkpoint of this step that holds an epoch's parameters.
+
+    Args:
+      epoch: None: the best with early stopping, and otherwise the last.
+    """
+    has_best = step >= config.training.steps_per_epoch
+    if epoch == "best" and not has_best:
+        raise RunError(f"the run {run} has not finished an epoch, so none is the best yet.")
+    stops_early = config.training.patience > 0
+    if epoch == "best" or (not epoch and stops_early and has_best):
+        return "best"
+    return "params"
+
+
+def compute_fingerprint(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return everything that decides a run's numbers besides its state, by name."""
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
-    return _recipe(config, info, tokenizer) | settings
+    return _fingerprint_of_files(config, info, tokenizer) | settings
 
 
-def _recipe(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what a run's own files say of its numbers: all of `made_with` but JAX's settings."""
+def _fingerprint_of_files(config: Config, info: RunInfo, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what a run's own files say of its numbers: the fingerprint but JAX's settings."""
     fields = {name: field_value(config, name) for name in dotted_names()}
     tokens = {"tokenizer (SHA-256)": hashlib.sha256(tokenizer.to_bytes()).hexdigest()}
     return fields | vars(info) | tokens
 
 
-def _check_made_with(checkpoint: Checkpoint, now: dict[str, Any]) -> None:
-    """Raise RunError where a value of `now` is not the one that the checkpoint was made with.
+def _check_fingerprint(checkpoint: Checkpoint, fingerprint: dict[str, Any]) -> None:
+    """Raise RunError where a value is not the one that the checkpoint was made with.
 
     Placements and settings may differ. So may the epochs, if the run was lengthened since then
     (`RunInfo.lengthened` counts how often).
     """
-    then = checkpoint.read({"made_with": dict[str, Any]})["made_with"]
-    free = {"lengthened", "commits", *dotted_names("placement", "setting")}
-    if now.get("lengthened") != then.get("lengthened"):
-        free.add("training.epochs")
-    for name, value in now.items():
-        if name not in then or name in free or then[name] == value:
+    stored = checkpoint.read({"made_with": dict[str, Any]})["made_with"]
+    may_differ = {"lengthened", "commits", *dotted_names("placement", "setting")}
+    if fingerprint.get("lengthened") != stored.get("lengthened"):
+        may_differ.add("training.epochs")
+    for name, value in fingerprint.items():
+        if name not in stored or name in may_differ or stored[name] == value:
             continue
         advice = "set it back, or start a new run"
         if name == "training.epochs":
             advice = f"set it back or, to change it, resume with --{name} {value}"
         raise RunError(
-            f"{checkpoint} was made with {name} = {shown(then[name])}, and this is "
+            f"{checkpoint} was made with {name} = {shown(stored[name])}, and this is "
             f"{shown(value)}; {advice}."
         )
 
 
 def save(
-    manager: CheckpointManager, state: TrainState, best: Params | None, progress: Progress,
-    recorded: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+    manager: CheckpointManager,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    fingerprint: dict[str, Any] | None = None,
+) -> None:
     """Save a checkpoint of the state's step, unless there is one already.
 
-    recorded: what `made_with` returns.
+    Args:
+      fingerprint: what `compute_fingerprint` returns.
     """
     checkpoint = Checkpoint(manager, int(state.step))
     if checkpoint.step in manager.all_steps():
         return
-    values = {"params": state.evaluated, "optimizer": _without_evaluated(_storable(state)),
-              "progress": msgspec.to_builtins(progress), "made_with": recorded or {}}  # fmt: skip
-    checkpoint.write(values if best is None else {**values, "best": best})
+    values: dict[str, Any] = {
+        "params": state.evaluated,
+        "optimizer": _without_evaluated(_storable(state)),
+        "progress": msgspec.to_builtins(progress),
+        "made_with": fingerprint or {},
+    }
+    if best is not None:
+        values["best"] = best
+    checkpoint.write(values)
 
 
 def restore(
-    manager: CheckpointManager, run: Path, config: Config, mesh: Mesh | None = None,
-    recorded: dict[str, Any] | None = None,
-) -> tuple[TrainState, Params | None, Progress]:  # fmt: skip
+    manager: CheckpointManager,
+    run: Path,
+    config: Config,
+    mesh: Mesh | None = None,
+    fingerprint: dict[str, Any] | None = None,
+) -> tuple[TrainState, Params | None, Progress]:
     """Restore what `fit` needs to resume, from the newest intact checkpoint.
 
     Broken ones that are newer are renamed, never deleted; a sentence on stderr names each.
 
-    mesh: the devices to restore onto, however many it was written from; None: the default device.
-    recorded: what `made_with` returns now, to be compared with the checkpoint's.
+    Args:
+      mesh: the devices to restore onto, however many it was written from; None: the default device.
+      fingerprint: what `compute_fingerprint` returns now, to be compared with the checkpoint's.
     """
     like = jax.eval_shape(
         lambda: _storable(init_state(config.model, config.training, config.data.batches))
@@ -162,27 +197,42 @@ def restore(
         like = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), like, shardings)
 
     def read(checkpoint: Checkpoint) -> tuple[TrainState, Params | None, Progress]:
-        _check_made_with(checkpoint, recorded or {})
-        likes = dict(params=like.params, optimizer=_without_evaluated(like), progress=Progress)
-        if checkpoint.step >= config.training.steps_per_epoch:
-            likes["best"] = like.params
-        items = checkpoint.read(likes)
-        evaluated = "params" if like.ema is None else "ema"
-        key = jax.random.wrap_key_data(items["optimizer"].key)
-        state = items["optimizer"].replace(**{evaluated: items["params"]}, key=key)
-        return state, items.get("best"), items["progress"]
+        _check_fingerprint(checkpoint, fingerprint or {})
+        has_best = checkpoint.step >= config.training.steps_per_epoch
+        return _read_training(checkpoint, like, has_best)
 
-    restored, step, broken = _read_newest(manager, run, read)
+    newest = _read_newest(manager, run, read)
     if is_first():
-        for checkpoint, fault in broken.items():
+        for checkpoint, fault in newest.faults.items():
             aside = checkpoint.folder.rename(f"{checkpoint.folder}.broken")
             warn(
                 f"{checkpoint} is broken ({fault}); it is kept as {aside.name}, and the run "
-                f"resumes from step {step}."
+                f"resumes from step {newest.checkpoint.step}."
             )
-    if broken:
+    if newest.faults:
         manager.reload()
-    return restored
+    return newest.contents
+
+
+def _read_training(
+    checkpoint: Checkpoint, like: TrainState, has_best: bool
+) -> tuple[TrainState, Params | None, Progress]:
+    """Read what `fit` needs, the state in the form of `like`."""
+    likes: dict[str, Any] = {
+        "params": like.params,
+        "optimizer": _without_evaluated(like),
+        "progress": Progress,
+    }
+    if has_best:
+        likes["best"] = like.params
+    items = checkpoint.read(likes)
+    stored = items["optimizer"]
+    key = jax.random.wrap_key_data(stored.key)
+    if like.ema is None:
+        state = stored.replace(params=items["params"], key=key)
+    else:
+        state = stored.replace(ema=items["params"], key=key)
+    return state, items.get("best"), items["progress"]
 
 
 def finish_writing(manager: CheckpointManager, run: Path) -> None:
@@ -194,42 +244,55 @@ def finish_writing(manager: CheckpointManager, run: Path) -> None:
     steps = saved_steps(run)
     for step in steps[:-NUM_KEPT]:
         shutil.rmtree(Checkpoint(manager, step).folder)
-    for step in steps[-1:]:
-        checkpoint = Checkpoint(manager, step)
-        if not checkpoint.has_checksums():
-            write_checksums(checkpoint.folder)
-            warn(
-                f"{checkpoint} had no checksums, so damage to it would not have been noticed; it "
-                "has them now."
-            )
+    if not steps:
+        return
+    newest = Checkpoint(manager, steps[-1])
+    if not newest.has_checksums():
+        write_checksums(newest.folder)
+        warn(
+            f"{newest} had no checksums, so damage to it would not have been noticed; it has them "
+            "now."
+        )
+
+
+@dataclass(frozen=True)
+class _Newest(Generic[T]):
+    """What was read from the newest intact checkpoint, and the faults of newer ones."""
+
+    contents: T
+    checkpoint: Checkpoint
+    faults: dict[Checkpoint, str]
 
 
 def _read_newest(
     manager: CheckpointManager, run: Path, read: Callable[[Checkpoint], T]
-) -> tuple[T, int, dict[Checkpoint, str]]:
-    """Return what `read` gives for the newest intact checkpoint, its step, and newer ones' faults.
+) -> _Newest[T]:
+    """Apply `read` to the newest intact checkpoint.
 
     Whoever trains the run deletes a checkpoint once there are two newer ones. So where one is not
-    whole and there are others than before, they are read instead. RunError says that there is none.
+    whole and there are others than before, they are read instead.
+
+    Raises:
+      RunError: none is intact.
     """
-    broken: dict[Checkpoint, str] = {}
+    faults: dict[Checkpoint, str] = {}
     steps = saved_steps(run)
     for step in reversed(steps):
         checkpoint = Checkpoint(manager, step)
         try:
             fault = checkpoint.damage()
             if fault is None:
-                return read(checkpoint), step, broken
+                return _Newest(read(checkpoint), checkpoint, faults)
         except BrokenCheckpoint as error:
             if checkpoint.has_checksums():  # intact, so an older one would not help
                 raise
             fault = str(error)
         if saved_steps(run) != steps:
             return _read_newest(manager, run, read)
-        broken[checkpoint] = fault
-    faults = "; ".join(f"{each.folder}: {fault}" for each, fault in broken.items())
+        faults[checkpoint] = fault
+    reasons = [f"{checkpoint.folder}: {fault}" for checkpoint, fault in faults.items()]
     raise RunError(
-        f"the run {run} has no intact checkpoint ({faults}). "
+        f"the run {run} has no intact checkpoint ({'; '.join(reasons)}). "
         f"To train it from its first step again, delete {run / 'checkpoints'}."
     )
 
@@ -241,7 +304,8 @@ def _storable(state: TrainState) -> TrainState:
 
 def _without_evaluated(state: TrainState) -> TrainState:
     """Return the state without its evaluated parameters, which are the item `params`."""
-    return dataclasses.replace(state, **{"params" if state.ema is None else "ema": None})
+    evaluated = "params" if state.ema is None else "ema"
+    return dataclasses.replace(state, **{evaluated: None})
 
 
 def silence_orbax() -> Callable[[], Any]:
@@ -249,10 +313,16 @@ def silence_orbax() -> Callable[[], Any]:
 
     Then a failure is reported once, by its exception. Returns a function that undoes this.
     """
-    hook, late = sys.unraisablehook, ("Event loop is closed", "error while reading array index")
-    sys.unraisablehook = lambda e: any(text in str(e.exc_value) for text in late) or hook(e)
-    loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
+    hook = sys.unraisablehook
+
+    def report_unless_late(unraisable: Any) -> None:
+        message = str(unraisable.exc_value)
+        if not any(part in message for part in LATE_MESSAGES):
+            hook(unraisable)
+
+    loggers = [logging.getLogger("absl"), logging.getLogger("asyncio")]
     levels = [logger.level for logger in loggers]
+    sys.unraisablehook = report_unless_late
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
 
@@ -274,7 +344,8 @@ def open_checkpoints(run: Path) -> Generator[CheckpointManager]:
         enable_async_checkpointing=False,
         lightweight_initialize=True,  # read nothing before the checksums are compared
     )
-    folder, undo = (run / "checkpoints").resolve(), silence_orbax()
+    folder = (run / "checkpoints").resolve()
+    undo = silence_orbax()
     try:
         with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as manager:
             yield manager
@@ -299,11 +370,7 @@ class Checkpoint:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Write these items, trees of arrays or what JSON can hold, and then the checksums."""
-        arguments = {
-            name: ocp.args.StandardSave(flatten(value)) if name in ARRAYS
-            else ocp.args.JsonSave(value)
-            for name, value in values.items()
-        }  # fmt: skip
+        arguments = {name: _save_arguments(name, value) for name, value in values.items()}
         self.manager.save(self.step, args=ocp.args.Composite(**arguments))
         if is_first():
             write_checksums(self.folder)
@@ -319,23 +386,39 @@ class Checkpoint:
     def read(self, likes: Mapping[str, Any]) -> dict[str, Any]:
         """Return items in the form of these trees, on their leaves' shardings or the default one.
 
-        likes: for each item a tree of arrays or shapes, or the type of its JSON. BrokenCheckpoint
-        says that an item is missing, damaged, of other shapes or of another type.
+        Args:
+          likes: for each item a tree of arrays or shapes, or the type of its JSON.
+
+        Raises:
+          BrokenCheckpoint: an item is missing, damaged, of other shapes or of another type.
         """
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-        def target(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
-
-        arguments = {
-            item: ocp.args.StandardRestore(jax.tree.map(target, flatten(like))) if item in ARRAYS
-            else ocp.args.JsonRestore()
-            for item, like in likes.items()
-        }  # fmt: skip
+        arguments = {item: _restore_arguments(item, like) for item, like in likes.items()}
         with damage_as(BrokenCheckpoint, f"{self} cannot be read"):
             items = self.manager.restore(self.step, args=ocp.args.Composite(**arguments))
-            return {
-                item: unflatten(like, items[item]) if item in ARRAYS
-                else msgspec.convert(items[item], like)
-                for item, like in likes.items()
-            }  # fmt: skip
+            return {item: _in_form(item, like, items[item]) for item, like in likes.items()}
+
+
+def _save_arguments(item: str, value: Any) -> ocp.args.CheckpointArgs:
+    """Return what Orbax takes to save an item."""
+    if item in ARRAYS:
+        return ocp.args.StandardSave(flatten(value))
+    return ocp.args.JsonSave(value)
+
+
+def _restore_arguments(item: str, like: Any) -> ocp.args.CheckpointArgs:
+    """Return what Orbax takes to restore an item."""
+    if item not in ARRAYS:
+        return ocp.args.JsonRestore()
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device)
+
+    return ocp.args.StandardRestore(jax.tree.map(placed, flatten(like)))
+
+
+def _in_form(item: str, like: Any, restored: Any) -> Any:
+    """Return what Orbax has restored, as a tree or a type like this."""
+    if item in ARRAYS:
+        return unflatten(like, restored)
+    return msgspec.convert(restored, like)

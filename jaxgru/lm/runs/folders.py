@@ -57,18 +57,20 @@ def current_commit() -> str | None:
 
     "-dirty" is appended where files differ from the commit.
     """
-    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "--no-optional-locks",
-               "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # fmt: skip
+    repository = [f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    command = ["git", *repository, "--no-optional-locks", *describe]
     try:
-        done = subprocess.run(command, capture_output=True, check=True, timeout=5, text=True)
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=5, text=True)
     except (OSError, subprocess.SubprocessError):  # no git, no checkout, or no answer
         return None
-    return done.stdout.strip()
+    return answer.stdout.strip()
 
 
 def create_run(root: Path, config: Config, tokenizer: Tokenizer, info: RunInfo = RunInfo()) -> Path:
     """Create the next free version of a run folder, with its config, tokenizer and run.json."""
-    family, run = root / config.name, None
+    family = root / config.name
+    run = None
     try:
         run = _next_version(family)
         _point(family)
@@ -97,10 +99,11 @@ def _check_link(error: OSError) -> None:
 def check_place(folder: Path) -> None:
     """Raise RunError where Orbax cannot keep checkpoints in a folder because of its path."""
     path = os.path.realpath(folder)
-    wrong = re.search(r"[*?[\]\\]", path)
-    if wrong:  # Orbax takes it for a pattern
+    # Orbax takes a path with one of these for a pattern
+    wildcard = re.search(r"[*?[\]\\]", path)
+    if wildcard:
         raise RunError(
-            f"checkpoints cannot be kept in {folder}, because its path contains {wrong[0]!r}; "
+            f"checkpoints cannot be kept in {folder}, because its path contains {wildcard[0]!r}; "
             "choose one without * ? [ ] \\, or rename the folder."
         )
     try:
@@ -122,17 +125,29 @@ def check_there(run: Path) -> None:
 
 
 def save_config(run: Path, config: Config) -> None:
-    """Write a run's config.toml. Raises OSError where that fails; an older file is untouched."""
+    """Write a run's config.toml.
+
+    Raises:
+      OSError: it cannot be written; an older file is untouched.
+    """
     write_text(run / "config.toml", tomli_w.dumps(to_dict(config)))
 
 
 def save_info(run: Path, info: RunInfo) -> None:
-    """Write a run's run.json. Raises as `save_config`."""
+    """Write a run's run.json.
+
+    Raises:
+      OSError: as `save_config`.
+    """
     write_text(run / "run.json", json.dumps(dataclasses.asdict(info), indent=1) + "\n")
 
 
 def load_info(run: Path) -> RunInfo:
-    """Load a run's run.json. Raises RunError where it cannot be read or is damaged."""
+    """Load a run's run.json.
+
+    Raises:
+      RunError: it cannot be read, or is damaged.
+    """
     with needs("train"):
         import msgspec
     path = run / "run.json"
@@ -163,16 +178,19 @@ def _delete(run: Path) -> None:
 
     After an error, they go on for a moment and create the folders again that they write into.
     """
-    end = time.monotonic() + (LATE_WRITES if (run / "checkpoints").exists() else 0)
+    deadline = time.monotonic()
+    if (run / "checkpoints").exists():
+        deadline += LATE_WRITES
     shutil.rmtree(run, ignore_errors=True)
-    while time.monotonic() < end:
+    while time.monotonic() < deadline:
         time.sleep(LATE_WRITES / 20)
         shutil.rmtree(run, ignore_errors=True)
 
 
 def _point(family: Path) -> None:
     """Point `latest` at the newest version; where there is none, delete it."""
-    latest, newest = family / "latest", versions(family)[:1]
+    latest = family / "latest"
+    newest = versions(family)[:1]
     if newest:
         link = latest.with_name(f".latest.{secrets.token_hex(4)}")
         link.symlink_to(newest[0].name)
@@ -184,8 +202,11 @@ def _point(family: Path) -> None:
 
 
 def _next_version(family: Path) -> Path:
-    newest = [int(run.name[1:]) for run in versions(family)[:1]]
-    number = max(newest, default=0) + 1
+    """Create and return the folder of the version after the newest one."""
+    number = 1
+    runs = versions(family)
+    if runs:
+        number = _number(runs[0]) + 1
     while True:
         try:
             family.mkdir(parents=True, exist_ok=True)
@@ -205,9 +226,15 @@ def _next_version(family: Path) -> Path:
 
 def versions(family: Path) -> list[Path]:
     """Return a config's run folders, newest first; none if there is no such folder."""
-    names = os.listdir(family) if os.path.isdir(family) else []
-    runs = [family / name for name in names if re.fullmatch("v[0-9]+", name)]
-    return sorted(runs, key=lambda run: -int(run.name[1:]))
+    if not os.path.isdir(family):
+        return []
+    runs = [family / name for name in os.listdir(family) if re.fullmatch("v[0-9]+", name)]
+    return sorted(runs, key=_number, reverse=True)
+
+
+def _number(run: Path) -> int:
+    """Return the number of a version, as in its folder's name."""
+    return int(run.name.removeprefix("v"))
 
 
 def find_run(path: str | Path) -> Path:
@@ -223,10 +250,12 @@ def find_run(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def claim(run: Path) -> Generator[None]:
+def lock_run(run: Path) -> Generator[None]:
     """Lock a run for training, and delete what killed processes have left.
 
-    After a failure of the system, such as a full disk, RunError names the last checkpoint.
+    Raises:
+      RunError: another process trains the run, its path cannot hold checkpoints, or the system has
+        failed, as with a full disk; the message then names the last checkpoint.
     """
     if not is_first():
         yield  # the first process locks it for all
@@ -236,24 +265,36 @@ def claim(run: Path) -> Generator[None]:
         with locked(run / LOCK) as is_ours:
             if not is_ours:
                 raise RunError(f"the run {run} is being trained by another process.")
-            for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path)
-            for path in run.rglob(".jaxgru-*.part"):
-                path.unlink()
+            _delete_unfinished(run)
             yield
     except UserError:
         raise
     except Exception as error:
-        if (of_system := _system_error(error)) is None:
+        system_error = _system_error(error)
+        if system_error is None:
             raise
         check_there(run)
-        left = "no checkpoint was saved yet."
-        folders = {step: run / "checkpoints" / str(step) for step in saved_steps(run)}
-        intact = [step for step, folder in folders.items() if damage(folder) is None]
-        if intact:
-            resume = f"jaxgru train --resume {shlex.quote(str(run))}"
-            left = f"the checkpoint of step {intact[-1]} is intact; once that is solved: {resume}"
-        raise RunError(f"the run {run} stopped: {reason(of_system)}; {left}") from error
+        raise RunError(
+            f"the run {run} stopped: {reason(system_error)}; {_how_to_resume(run)}"
+        ) from error
+
+
+def _delete_unfinished(run: Path) -> None:
+    """Delete what a killed process has left half written."""
+    for path in (run / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(path)
+    for path in run.rglob(".jaxgru-*.part"):
+        path.unlink()
+
+
+def _how_to_resume(run: Path) -> str:
+    """Return which checkpoint of a run that stopped is intact, and the command that resumes it."""
+    folders = {step: run / "checkpoints" / str(step) for step in saved_steps(run)}
+    intact = [step for step, folder in folders.items() if damage(folder) is None]
+    if not intact:
+        return "no checkpoint was saved yet."
+    command = f"jaxgru train --resume {shlex.quote(str(run))}"
+    return f"the checkpoint of step {intact[-1]} is intact; once that is solved: {command}"
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
@@ -261,7 +302,9 @@ def _system_error(error: BaseException | None) -> OSError | None:
     while error is not None:
         if isinstance(error, OSError):
             return error
-        if code := OS_ERROR_CODE.search(str(error)):
-            return OSError(int(code[1]), os.strerror(int(code[1])))
+        code = OS_ERROR_CODE.search(str(error))
+        if code:
+            number = int(code[1])
+            return OSError(number, os.strerror(number))
         error = error.__cause__
     return None

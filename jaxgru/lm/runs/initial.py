@@ -33,8 +33,10 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     With another corpus, its encoding and what it was validated on are left out, and with another
     schedule, for example, what is only for the old one (`OWNERS`).
     """
-    theirs = find_model(model).config()  # JAX must not start before a CPU's cores are shared
-    of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}  # it comes with the model
+    # Not `load`: JAX must not start before a CPU's cores are shared
+    config = find_model(model).config()
+    # The tokenizer comes with the model
+    of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}
     changes = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
     if "data.corpus" in changes:
         for name in ("encoding", "validation", "validation_fraction"):
@@ -42,7 +44,7 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     for name, (owner, value) in OWNERS.items():
         if changes.get(owner, value) != value:
             changes.setdefault(name, default_value(name))
-    return override(theirs, changes)
+    return override(config, changes)
 
 
 @dataclass(frozen=True)
@@ -59,30 +61,42 @@ class InitialModel:
 def load_initial(config: Config, expected: str = "") -> InitialModel | None:
     """Load the model that a run starts from; None: the run starts from random weights.
 
-    expected: the SHA-256 that it must have; "": any.
+    Args:
+      expected: the SHA-256 that it must have; "": any.
     """
     name = config.training.init
     if not name:
         return None
     params, theirs, tokenizer = load(name)
-    for field in dataclasses.fields(ModelConfig):
-        have, want = getattr(theirs.model, field.name), getattr(config.model, field.name)
-        if field.name != "vocab_size" and have != want:
-            raise UserError(
-                f"training cannot start from {name}: its model.{field.name} is {have}, and this "
-                f"config's is {want}; they must be the same, as with --model.{field.name} "
-                f"{str(have).lower()}."
-            )
-    digest = hashlib.sha256(tokenizer.to_bytes())
-    for leaf in flatten(params).values():
-        digest.update(np.asarray(leaf).tobytes())
-    sha256 = digest.hexdigest()
+    _check_same_model(name, theirs.model, config.model)
+    sha256 = _sha256(params, tokenizer)
     if expected not in ("", sha256):
         raise UserError(
             f"the model {name} has changed: its SHA-256 is {sha256}, not {expected}, as when the "
             "run began."
         )
     return InitialModel(name, params, tokenizer, sha256)
+
+
+def _check_same_model(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:
+    """Raise UserError where a model differs from a config's in more than the vocabulary's size."""
+    for field in dataclasses.fields(ModelConfig):
+        value = getattr(theirs, field.name)
+        wanted = getattr(ours, field.name)
+        if field.name != "vocab_size" and value != wanted:
+            raise UserError(
+                f"training cannot start from {name}: its model.{field.name} is {value}, and this "
+                f"config's is {wanted}; they must be the same, as with --model.{field.name} "
+                f"{str(value).lower()}."
+            )
+
+
+def _sha256(params: Params, tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of a model's weights and tokenizer."""
+    digest = hashlib.sha256(tokenizer.to_bytes())
+    for leaf in flatten(params).values():
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, InitialModel | None]:
@@ -93,19 +107,38 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     """
     if config.training.init:
         config = override(config, {"training.init": _source(config.training.init)})
-    model, data, kept = load_initial(config), config.data, None
-    makes_one = data.tokenizer_file or data.min_count
-    if model and model.tokenizer.kind == data.tokenizer and not makes_one:
-        if not model.tokenizer.is_sized or model.tokenizer.vocab_size == config.model.vocab_size:
-            with contextlib.suppress(TokenizerError):
-                kept = load_dataset(config, model.tokenizer, sha256)
-    lacks = kept[1].unknown_share() if kept else 0.0
-    if kept and (sha256 or not lacks):
-        return *kept, model
-    learned = load_dataset(config, sha256=sha256)
-    if kept and lacks <= learned[1].unknown_share():
-        return *kept, model
-    return *learned, model and dataclasses.replace(model, lacks=lacks)
+    model = load_initial(config)
+    if model is None:
+        return *load_dataset(config, sha256=sha256), None
+
+    of_model = _load_with_tokenizer_of(model, config, sha256)
+    if of_model is None:
+        return *load_dataset(config, sha256=sha256), model
+    _, dataset = of_model
+    unknown_share = dataset.unknown_share()
+    if sha256 or not unknown_share:
+        return *of_model, model
+
+    config, dataset = load_dataset(config, sha256=sha256)
+    if unknown_share <= dataset.unknown_share():
+        return *of_model, model
+    return config, dataset, dataclasses.replace(model, lacks=unknown_share)
+
+
+def _load_with_tokenizer_of(
+    model: InitialModel, config: Config, sha256: str
+) -> tuple[Config, Dataset] | None:
+    """Load the text as tokens of the model's tokenizer; None if that does not suit the config."""
+    data = config.data
+    tokenizer = model.tokenizer
+    makes_its_own = data.tokenizer_file or data.min_count
+    if tokenizer.kind != data.tokenizer or makes_its_own:
+        return None
+    if tokenizer.is_sized and tokenizer.vocab_size != config.model.vocab_size:
+        return None
+    with contextlib.suppress(TokenizerError):
+        return load_dataset(config, tokenizer, sha256)
+    return None
 
 
 def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> tuple[Params, str]:
@@ -114,25 +147,41 @@ def initial_params(fresh: Params, model: InitialModel, tokenizer: Tokenizer) -> 
     The layers and the norm are the model's. So are the rows of the embedding and the columns of the
     head for tokens that both vocabularies have; the others are those of `fresh`.
     """
-    params, theirs = model.params, model.tokenizer
-    pieces = theirs.pieces if theirs.kind == tokenizer.kind else []
-    token_of = {piece: token for token, piece in enumerate(pieces)}
-    common = [(i, token_of[p]) for i, p in enumerate(tokenizer.pieces) if p in token_of]
-    ours, kept = np.array(common, int).reshape(-1, 2).T
-    embedding, Wo = fresh.embedding.at[ours].set(params.embedding[kept]), None
+    params = model.params
+    ours, theirs = _common_tokens(tokenizer, model.tokenizer)
+    embedding = fresh.embedding.at[ours].set(params.embedding[theirs])
+    bo = fresh.head.bo.at[ours].set(params.head.bo[theirs])
+    Wo = None
     if fresh.head.Wo is not None:
-        Wo = fresh.head.Wo.at[:, ours].set(params.Wo[:, kept])
-    head = HeadParams(Wo, bo=fresh.head.bo.at[ours].set(params.head.bo[kept]))
-    others = tokenizer.vocab_size - len(ours)
-    rest = f"; for the other {others:,} they are random." if others else "."
+        Wo = fresh.head.Wo.at[:, ours].set(params.Wo[:, theirs])
+    params = dataclasses.replace(params, embedding=embedding, head=HeadParams(Wo, bo=bo))
+    return params, _description(model, tokenizer, len(ours))
+
+
+def _common_tokens(ours: Tokenizer, theirs: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens for the pieces that both tokenizers have: in ours, and in theirs."""
+    token_of: dict[str, int] = {}
+    if ours.kind == theirs.kind:
+        token_of = {piece: token for token, piece in enumerate(theirs.pieces)}
+    our_tokens = [token for token, piece in enumerate(ours.pieces) if piece in token_of]
+    their_tokens = [token_of[ours.pieces[token]] for token in our_tokens]
+    return np.array(our_tokens, int), np.array(their_tokens, int)
+
+
+def _description(model: InitialModel, tokenizer: Tokenizer, num_common: int) -> str:
+    """Return a sentence on what is the model's, for this many tokens in both vocabularies."""
+    num_others = tokenizer.vocab_size - num_common
+    rest = "."
+    if num_others:
+        rest = f"; for the other {num_others:,} they are random."
     sentence = (
         f"training starts from {model.name} (SHA-256 {model.sha256[:12]}…): its layers, and its "
-        f"embedding and head for the {counted(len(ours), 'token')} that both vocabularies have"
+        f"embedding and head for the {counted(num_common, 'token')} that both vocabularies have"
         f"{rest}"
     )
     if model.lacks:
         sentence += f" Its own vocabulary lacks {model.lacks:.1%} of the text's tokens."
-    return dataclasses.replace(params, embedding=embedding, head=head), sentence
+    return sentence
 
 
 def _source(model: str) -> str:
@@ -144,4 +193,6 @@ def _source(model: str) -> str:
     path, format = find_model(model)
     if model in pretrained_names():
         return model
-    return str(path.parent.resolve() / path.name if format else path.resolve())
+    if format:
+        return str(path.parent.resolve() / path.name)
+    return str(path.resolve())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -34,21 +34,26 @@ from jaxgru.parallel.sharding import data_mesh, one_copy, shard
 
 MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
 
+T = TypeVar("T")
+
 
 def start_run(config: Config, root: Path, text_sha256: str = "") -> Path:
     """Train a config in the next free version of its run folder; return the folder.
 
-    If the run ends before its first checkpoint, its folder is deleted. Raises KeyboardInterrupt on
-    Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
+    If the run ends before its first checkpoint, its folder is deleted.
 
-    text_sha256: the one that the text must have; "": any.
+    Args:
+      text_sha256: the one that the text must have; "": any.
+
+    Raises:
+      KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP, once everything is saved.
     """
     with terminal.deferred_signals() as interrupted:
         mesh = _devices(config)
         folder, config, info, dataset, model = _create(config, root, text_sha256)
         try:
             with contextlib.ExitStack() as stack:
-                all_or_raise(stack.enter_context, folders.claim(folder))
+                all_or_raise(stack.enter_context, folders.lock_run(folder))
                 state = all_or_raise(_fresh_state, config, mesh, dataset.tokenizer, model)
                 del model  # training needs its memory
                 manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
@@ -73,31 +78,57 @@ def resume_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     overrides = dict(overrides or {})
     _check_overrides(path, overrides)
     with terminal.deferred_signals() as interrupted, contextlib.ExitStack() as stack:
-        run_path = all_or_raise(lambda: str(folders.find_run(path)) if is_first() else None)
-        folder = Path(from_first(run_path))
-        if folder.is_relative_to(Path.cwd()):  # which is shorter to read
-            folder = folder.relative_to(Path.cwd())
-        all_or_raise(stack.enter_context, folders.claim(folder))
-        config = all_or_raise(load_config, folder / "config.toml")
-        if overrides:
-            config = all_or_raise(override, config, {"name": config.name, **overrides})
-        mesh = _devices(config)
-        info = all_or_raise(folders.load_info, folder)
-        with console.status("reading the text"):
-            text = lambda: load_dataset(config, load_tokenizer(folder), info.text_sha256)
-            config, dataset = all_or_raise(text)
-        manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
-        run = _Run(folder, config, info, dataset, mesh, manager)
+        folder = _find_folder(path)
+        run = _open(stack, folder, overrides)
         with console.status("reading the checkpoint"):
             state, best, progress = all_or_raise(run.restore, overrides)
-        all_or_raise(lambda: checkpoints.finish_writing(manager, folder) if is_first() else None)
-        manager.reload()  # in all processes: the first one may have deleted some
+        _in_first(checkpoints.finish_writing, run.manager, folder)
+        # In all processes, because the first one may have deleted some
+        run.manager.reload()
         if overrides:
             all_or_raise(run.change, overrides, progress)
-        elif progress.is_over(config.training):
+        elif progress.is_over(run.config.training):
             console.print(run.finished(progress))
         run.train(state, best, progress, interrupted)
     return folder
+
+
+def _find_folder(path: str | Path) -> Path:
+    """Return the folder of the run that process 0 finds, relative to this one if it is inside."""
+    run = _in_first(folders.find_run, path)
+    folder = Path(from_first(run and str(run)))
+    here = Path.cwd()
+    if folder.is_relative_to(here):  # which is shorter to read
+        return folder.relative_to(here)
+    return folder
+
+
+def _open(stack: contextlib.ExitStack, folder: Path, overrides: Mapping[str, Any]) -> _Run:
+    """Lock a run, until the stack is closed, and load what it trains with."""
+    all_or_raise(stack.enter_context, folders.lock_run(folder))
+    config = all_or_raise(load_config, folder / "config.toml")
+    if overrides:
+        config = all_or_raise(override, config, {"name": config.name, **overrides})
+    mesh = _devices(config)
+    info = all_or_raise(folders.load_info, folder)
+    with console.status("reading the text"):
+        config, dataset = all_or_raise(_load_text, folder, config, info)
+    manager = all_or_raise(stack.enter_context, open_checkpoints(folder))
+    return _Run(folder, config, info, dataset, mesh, manager)
+
+
+def _load_text(folder: Path, config: Config, info: folders.RunInfo) -> tuple[Config, Dataset]:
+    """Load the text of a run that exists, as tokens of its tokenizer."""
+    return load_dataset(config, load_tokenizer(folder), info.text_sha256)
+
+
+def _in_first(do: Callable[..., T], *arguments: Any) -> T | None:
+    """Call `do` in process 0, and return its result there; if it raises a UserError, all do."""
+
+    def do_if_first() -> T | None:
+        return do(*arguments) if is_first() else None
+
+    return all_or_raise(do_if_first)
 
 
 def _check_overrides(path: str | Path, overrides: Mapping[str, Any]) -> None:
@@ -105,16 +136,17 @@ def _check_overrides(path: str | Path, overrides: Mapping[str, Any]) -> None:
     fixed = sorted(overrides.keys() - MAY_CHANGE_AT_RESUME)
     if not fixed:
         return
-    anew = "start a new run."
+    advice = "start a new run."
+    # Its weights do not fit another model, and another training.init would replace them
     if not any(name == "training.init" or name.startswith("model.") for name in fixed):
         initial.config_from(str(path), overrides)  # raises where the values do not go together
         words = ["jaxgru", "train", "--init", str(path)]
         for name, value in overrides.items():
             words += [f"--{name}", str(value)]
-        anew = f"start a new run from its weights: {shlex.join(words)}"
+        advice = f"start a new run from its weights: {shlex.join(words)}"
     raise folders.RunError(
         f"{fixed[0]} cannot change within a run, only {', '.join(sorted(MAY_CHANGE_AT_RESUME))} "
-        f"can; {anew}"
+        f"can; {advice}"
     )
 
 
@@ -129,104 +161,147 @@ class _Run:
     mesh: Mesh
     manager: CheckpointManager
 
-    def _lengthened(self) -> folders.RunInfo:
+    def _longer_info(self) -> folders.RunInfo:
+        """Return what run.json says once the run is longer."""
         return dataclasses.replace(self.info, lengthened=self.info.lengthened + 1)
 
     def restore(self, overrides: Mapping[str, Any]) -> tuple[TrainState, Params | None, Progress]:
         """Return what `train` needs, from the newest checkpoint or else for the first step."""
-        config, tokenizer = self.config, self.dataset.tokenizer
+        config = self.config
+        tokenizer = self.dataset.tokenizer
         if self.manager.latest_step() is None:
             model = initial.load_initial(config, self.info.init_sha256)
             return _fresh_state(config, self.mesh, tokenizer, model), None, Progress()
-        info = self._lengthened() if "training.epochs" in overrides else self.info
-        recorded = checkpoints.made_with(config, info, tokenizer)
-        return checkpoints.restore(self.manager, self.folder, config, self.mesh, recorded)
+        info = self.info
+        if "training.epochs" in overrides:
+            info = self._longer_info()
+        fingerprint = checkpoints.compute_fingerprint(config, info, tokenizer)
+        return checkpoints.restore(self.manager, self.folder, config, self.mesh, fingerprint)
 
     def change(self, overrides: Mapping[str, Any], progress: Progress) -> None:
         """Write what --resume has changed to config.toml, and that epochs were to run.json.
 
         The samples of a finished run are renamed, because they are of fewer epochs.
         """
-        run, training = self.folder, self.config.training
         if "training.epochs" in overrides:
-            epochs, begun = training.epochs, progress.epoch + bool(progress.epoch_losses)
-            if epochs < begun:
-                raise folders.RunError(
-                    f"training.epochs is {epochs}, but {run} has begun {counted(begun, 'epoch')}."
-                )
-            if progress.finished and progress.is_over(training):
+            self._check_epochs(progress)
+            if progress.finished and progress.is_over(self.config.training):
                 console.print(self.finished(progress))
-                config, others = load_config(run / "config.toml"), dict(overrides)
+                others = dict(overrides)
                 del others["training.epochs"]
                 if not others:
                     return
+                config = load_config(self.folder / "config.toml")
                 self.config = override(config, {"name": config.name, **others})
             else:
                 self._lengthen(progress)
         if is_first():
-            folders.save_config(run, self.config)
+            folders.save_config(self.folder, self.config)
+
+    def _check_epochs(self, progress: Progress) -> None:
+        """Raise RunError where the config has fewer epochs than the run has begun."""
+        epochs = self.config.training.epochs
+        num_begun = progress.epoch
+        if progress.epoch_losses:
+            num_begun += 1
+        if epochs < num_begun:
+            raise folders.RunError(
+                f"training.epochs is {epochs}, but {self.folder} has begun "
+                f"{counted(num_begun, 'epoch')}."
+            )
 
     def _lengthen(self, progress: Progress) -> None:
-        progress.finished, run = False, self.folder
+        """Say that the run has more epochs now, on the terminal and in run.json."""
+        progress.finished = False
         console.print(
             f"The run now has {counted(self.config.training.epochs, 'epoch')}; from here on its "
             "learning rates are those of a run of that length."
         )
-        self.info = self._lengthened()
+        self.info = self._longer_info()
         if is_first():
-            if (samples := run / "samples.txt").exists():
-                samples.rename(run / f"samples-{progress.epoch}-epochs.txt")
-            folders.save_info(run, self.info)  # first: a kill may come before the config
+            samples = self.folder / "samples.txt"
+            if samples.exists():
+                samples.rename(self.folder / f"samples-{progress.epoch}-epochs.txt")
+            # First, because a kill may come before the config
+            folders.save_info(self.folder, self.info)
 
     def finished(self, progress: Progress) -> str:
         """Return why there is nothing left to train, and how to train more all the same."""
-        training, more = self.config.training, "--training.epochs N with --resume trains it for"
+        training = self.config.training
+        more = "--training.epochs N with --resume trains it for"
         if progress.has_stopped_early(training):
             more = f"training.patience = {training.patience} permits no"
         return f"{self.folder} is finished, with {counted(progress.epoch, 'epoch')}; {more} more."
 
     def train(
-        self, state: TrainState, best: Params | None, progress: Progress,
+        self,
+        state: TrainState,
+        best: Params | None,
+        progress: Progress,
         interrupted: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Train to the end or to an interruption, and write all that a run leaves."""
         self._introduce(num_params(state.params))
         self._commit = folders.current_commit()
         if progress.records and is_first():  # a killed run may lack those of its last epoch
             write_losses(self.folder, self.config, self.info, progress)
         training = self.config.training
-        events = lambda: Events(self.folder, progress.records) if is_first() else None
-        self._events = all_or_raise(events) if training.tensorboard else None
+        self._events = None
+        if training.tensorboard:
+            self._events = _in_first(Events, self.folder, progress.records)
         with terminal.progress_bar(training.epochs * training.steps_per_epoch) as (bar, task):
             self._show = partial(bar.update, task)
-            validating = lambda epoch: self._show(status="validating")
-            saving = self._on_epoch, interrupted, self._on_interrupt
-            observer = Observer(self._on_steps, validating, *saving)
-            splits = self.dataset.train, self.dataset.validation
-            how = observer, self.mesh, self.dataset.end
-            _, params = fit(self.config, state, best, progress, *splits, *how)
+            observer = Observer(
+                on_steps=self._on_steps,
+                on_validation=self._on_validation,
+                on_epoch=self._on_epoch,
+                interrupted=interrupted,
+                on_interrupt=self._on_interrupt,
+            )
+            _, params = fit(
+                self.config,
+                state,
+                best,
+                progress,
+                self.dataset.train,
+                self.dataset.validation,
+                observer,
+                self.mesh,
+                self.dataset.end,
+            )
             if is_first():
                 self._show(status="writing samples")
                 self._finish(params, progress)
 
     def _introduce(self, size: int) -> None:
+        """Print what is trained on what, and where."""
         console.quiet = not is_first()
-        dataset, data = self.dataset, self.config.data
-        train, validation = (f"{len(split):,}" for split in (dataset.train, dataset.validation))
-        text = f"{train} training and {validation} validation tokens from {dataset.source}"
-        if (token := dataset.tokenizer.unknown) is not None:
-            piece = dataset.tokenizer.pieces[token].strip()
-            text += f"; {dataset.unknown_share():.2%} of them are {piece}"
-        processes = f" in {jax.process_count()} processes" if is_distributed() else ""
-        print_labelled("data", text)
-        print_labelled("device", f"{self.mesh.size} × {jax.devices()[0].device_kind}{processes}")
+        place = f"{self.mesh.size} × {jax.devices()[0].device_kind}"
+        if is_distributed():
+            place += f" in {jax.process_count()} processes"
+        print_labelled("data", self._describe_text())
+        print_labelled("device", place)
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
+        data = self.config.data
         if not data.validation and not data.validation_fraction:
             tenth = "a tenth of the units" if data.unit else "the text's last tenth"
             console.print(
                 f"Nothing is held out: the validation loss is that of {tenth}, which is trained "
                 "on, too."
             )
+
+    def _describe_text(self) -> str:
+        """Return how many tokens there are, and how many of them the vocabulary lacks."""
+        dataset = self.dataset
+        text = (
+            f"{len(dataset.train):,} training and {len(dataset.validation):,} validation tokens "
+            f"from {dataset.source}"
+        )
+        unknown = dataset.tokenizer.unknown
+        if unknown is None:
+            return text
+        piece = dataset.tokenizer.pieces[unknown].strip()
+        return f"{text}; {dataset.unknown_share():.2%} of them are {piece}"
 
     def _on_steps(self, epoch: int, done: int, loss: float, tokens_per_second: float) -> None:
         training = self.config.training
@@ -236,6 +311,9 @@ class _Run:
             status=f"loss {loss:.4f}",
             rate=f"{tokens_per_second:,.0f} tokens/s",
         )
+
+    def _on_validation(self, epoch: int) -> None:
+        self._show(status="validating")
 
     def _on_epoch(self, state: TrainState, best: Params | None, progress: Progress) -> None:
         if self.config.training.keep_epochs:
@@ -260,13 +338,16 @@ class _Run:
             )
 
     def _save(self, state: TrainState, best: Params | None, progress: Progress) -> None:
+        """Save a checkpoint, and in run.json the commit that has computed it."""
         folders.check_there(self.folder)
         if is_first() and self._commit and self.info.commits[-1:] != [self._commit]:
             commits = [*self.info.commits, self._commit]
             self.info = dataclasses.replace(self.info, commits=commits)
             folders.save_info(self.folder, self.info)
-        recorded = checkpoints.made_with(self.config, self.info, self.dataset.tokenizer)
-        checkpoints.save(self.manager, state, best, progress, recorded)
+        fingerprint = checkpoints.compute_fingerprint(
+            self.config, self.info, self.dataset.tokenizer
+        )
+        checkpoints.save(self.manager, state, best, progress, fingerprint)
 
     def _keep_epoch(self, state: TrainState, epoch: int) -> None:
         """Write an epoch's model. This precedes its checkpoint: a killed run computes it again."""
@@ -274,56 +355,77 @@ class _Run:
         if is_first():
             path = self.folder / "epochs" / f"{epoch:03}.safetensors"
             path.parent.mkdir(exist_ok=True)
-            tokenizer, text_sha256 = self.dataset.tokenizer, self.dataset.sha256
-            save_safetensors(path, params, self.config, tokenizer, text_sha256)
+            dataset = self.dataset
+            save_safetensors(path, params, self.config, dataset.tokenizer, dataset.sha256)
 
     def _finish(self, params: Params, progress: Progress) -> None:
+        """Write the samples; print the result, and where to find it."""
         text = write_samples(self.folder, params, self.config, self.info, self.dataset.tokenizer)
-        patience, epoch = self.config.training.patience, progress.best_epoch
-        best, last = progress.best_val_loss, progress.records[-1].val_loss
-        if epoch == progress.epoch:
-            when = f"after epoch {epoch} of {epoch}, the lowest"
-        elif patience:
-            when = f"after epoch {epoch}; {last:.4f} after the last, which --epoch last gives"
-        else:
-            when = f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
-        print_labelled("loss", f"{best if patience else last:.4f} on the validation text {when}")
+        print_labelled("loss", self._describe_loss(progress))
         for label, line in zip(("text", ""), terminal.first_lines(text), strict=False):
             print_labelled(label, line)
         print_labelled("figure", str(self.folder / "loss.png"))
         print_labelled("sample", f"jaxgru sample {shlex.quote(str(self.folder))}")
 
+    def _describe_loss(self, progress: Progress) -> str:
+        """Return the result's loss and epoch, and where the best and the last differ, both."""
+        epoch = progress.best_epoch
+        best = progress.best_val_loss
+        last = progress.records[-1].val_loss
+        stops_early = self.config.training.patience > 0
+        if epoch == progress.epoch:
+            when = f"after epoch {epoch} of {epoch}, the lowest"
+        elif stops_early:
+            when = f"after epoch {epoch}; {last:.4f} after the last, which --epoch last gives"
+        else:
+            when = f"after the last epoch; {best:.4f} after epoch {epoch}, which --epoch best gives"
+        loss = best if stops_early else last
+        return f"{loss:.4f} on the validation text {when}"
 
-Start = tuple[Path, Config, folders.RunInfo, Dataset, InitialModel | None]
+
+class _Start(NamedTuple):
+    """What a new run trains from."""
+
+    folder: Path
+    config: Config
+    info: folders.RunInfo
+    dataset: Dataset
+    model: InitialModel | None
 
 
-def _create(config: Config, root: Path, text_sha256: str) -> Start:
+def _create(config: Config, root: Path, text_sha256: str) -> _Start:
     """Create a run's folder in process 0; return it and what it trains from in all processes."""
+    start = _in_first(_create_folder, config, root, text_sha256)
+    folder = Path(from_first(start and os.path.abspath(start.folder)))
+    return all_or_raise(lambda: start or _read_start(folder))
 
-    def create() -> Start:
-        folders.check_place(root)
-        with console.status("reading the text"):
-            complete, dataset, model = initial.load_text(config, text_sha256)
-        wanted, made = config.model.vocab_size, dataset.tokenizer.vocab_size
-        if dataset.tokenizer.is_sized and not config.data.tokenizer_file and made < wanted:
-            console.print(
-                f"The text is long enough for {made:,} {dataset.tokenizer.kind}, not for {wanted:,}"
-                "; model.vocab_size is lowered to that."
-            )
-        info = folders.RunInfo(dataset.sha256, model.sha256 if model else "")
-        folder = folders.create_run(root, complete, dataset.tokenizer, info)
-        return folder, complete, info, dataset, model
 
-    def read(folder: Path) -> Start:
-        info = folders.load_info(folder)
-        complete = load_config(folder / "config.toml")
-        complete, dataset = load_dataset(complete, load_tokenizer(folder), info.text_sha256)
-        model = initial.load_initial(complete, info.init_sha256)
-        return folder, complete, info, dataset, model
+def _create_folder(config: Config, root: Path, text_sha256: str) -> _Start:
+    """Read the text, which completes the config, and create a run's folder."""
+    folders.check_place(root)
+    with console.status("reading the text"):
+        complete, dataset, model = initial.load_text(config, text_sha256)
+    tokenizer = dataset.tokenizer
+    size = tokenizer.vocab_size
+    wanted = config.model.vocab_size
+    if tokenizer.is_sized and not config.data.tokenizer_file and size < wanted:
+        console.print(
+            f"The text is long enough for {size:,} {tokenizer.kind}, not for {wanted:,}"
+            "; model.vocab_size is lowered to that."
+        )
+    init_sha256 = model.sha256 if model else ""
+    info = folders.RunInfo(dataset.sha256, init_sha256)
+    folder = folders.create_run(root, complete, tokenizer, info)
+    return _Start(folder, complete, info, dataset, model)
 
-    created = all_or_raise(lambda: create() if is_first() else None)
-    folder = Path(from_first(created and os.path.abspath(created[0])))
-    return all_or_raise(lambda: created or read(folder))
+
+def _read_start(folder: Path) -> _Start:
+    """Read what a run trains from, whose folder process 0 has created."""
+    info = folders.load_info(folder)
+    config = load_config(folder / "config.toml")
+    config, dataset = _load_text(folder, config, info)
+    model = initial.load_initial(config, info.init_sha256)
+    return _Start(folder, config, info, dataset, model)
 
 
 def _devices(config: Config) -> Mesh:

@@ -30,6 +30,7 @@ def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -
 
     lines = [json.dumps(record.to_dict()) + "\n" for record in progress.records]
     write_text(run / "metrics.jsonl", "".join(lines))
+
     title = f"{config.name}, seed {config.training.seed}"
     train = [record.train_loss for record in progress.records]
     validation = [record.val_loss for record in progress.records]
@@ -50,13 +51,17 @@ def losses_figure(
 
     figure = Figure(figsize=(5.2, 4), layout="constrained")
     axes = figure.subplots()
-    for losses, color, name in ((train, "C0", "training"), (validation, "C1", "validation")):
-        axes.plot(range(1, len(losses) + 1), losses, f"{color}o-", lw=1, ms=3, label=name)
-    for field, color, name in (("train_loss", "C0", "training"),
-                               ("val_loss", "C1", "one validation batch")):  # fmt: skip
-        for i, losses in enumerate(published.get(field, [])):
-            label = None if i else f"{name}, published"
-            axes.plot(range(1, len(losses) + 1), losses, f"{color}x:", lw=1, ms=5, label=label)
+
+    def plot(runs: Sequence[Sequence[float]], line: str, size: int, label: str | None) -> None:
+        for losses in runs:
+            epochs = range(1, len(losses) + 1)
+            axes.plot(epochs, losses, line, lw=1, ms=size, label=label)
+            label = None  # once in the legend
+
+    plot([train], "C0o-", 3, "training")
+    plot([validation], "C1o-", 3, "validation")
+    plot(published.get("train_loss", []), "C0x:", 5, "training, published")
+    plot(published.get("val_loss", []), "C1x:", 5, "one validation batch, published")
     axes.set(title=title, xlabel="epoch", ylabel="loss in nats per token")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
@@ -94,7 +99,8 @@ class Events:
             from tensorboardX.event_file_writer import EventsWriter
         folder = run / "tensorboard"
         folder.mkdir(exist_ok=True)
-        for file in folder.glob("events.*"):  # of the run before it was resumed: written again
+        # Those of the run before it was resumed are written again
+        for file in folder.glob("events.*"):
             file.unlink()
         self._writer = EventsWriter(str(folder / "events"))
         for record in records:
@@ -120,14 +126,23 @@ def write_samples(
     Of a model of units, each is a unit. The last one is returned: stateful, at temperature 0.8.
     """
     unit = config.data.unit
-    prompt = "" if unit else default_prompt(info.text_sha256, tokenizer)
-    parts, text = [], ""
+    prompt = ""
+    if not unit:
+        prompt = default_prompt(info.text_sha256, tokenizer)
+    text = ""
+    parts: list[str] = []
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
-            how = "stateful" if stateful else "stateless"
-            how += ", greedy" if temperature == 0 else f", temperature {temperature}, seed 0"
             options = Options(NUM_TOKENS, temperature, stateful=stateful, unit=unit)
             text = "".join(stream_text(params, tokenizer, prompt, options))
-            parts.append(f"--- {how}\n{text}\n")
+            parts.append(f"--- {_title(temperature, stateful)}\n{text}\n")
     write_text(run / "samples.txt", "\n".join(parts))
     return text
+
+
+def _title(temperature: float, stateful: bool) -> str:
+    """Return how a text of samples.txt was sampled."""
+    state = "stateful" if stateful else "stateless"
+    if temperature == 0:
+        return f"{state}, greedy"
+    return f"{state}, temperature {temperature}, seed 0"

@@ -17,7 +17,7 @@ with needs("train"):
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-# a path may look like markup, and is not broken, so that it can be copied
+# A path may look like markup, and is not broken, so that it can be copied
 console = Console(highlight=False, markup=False, soft_wrap=True)
 LABEL = 8  # characters
 
@@ -41,27 +41,33 @@ def deferred_signals() -> Generator[Callable[[], bool]]:
     signal ends it as SIGKILL would, which loses no checkpoint. Signals that are ignored stay
     ignored, as SIGHUP under nohup. Python handles signals in its main thread only.
     """
-    seen: list[int] = []
+    received: list[int] = []
 
-    def handler(number: int, frame: Any) -> None:
-        if seen:
+    def handle(number: int, frame: Any) -> None:
+        if received:
             console.show_cursor(True)  # hidden by the bar
             os._exit(130)
-        seen.append(number)
+        received.append(number)
         if console.is_terminal:
             console.print("stopping as soon as the run can be saved; a second Ctrl-C ends it now")
 
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    before = {n: old for n in numbers if (old := signal.getsignal(n)) != signal.SIG_IGN}
-    if threading.current_thread() is not threading.main_thread():
-        before = {}
-    for number in before:
-        signal.signal(number, handler)
+    handlers = _handlers_to_replace()
+    for number in handlers:
+        signal.signal(number, handle)
     try:
-        yield lambda: bool(seen)
+        yield lambda: bool(received)
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _handlers_to_replace() -> dict[signal.Signals, Any]:
+    """Return the handlers of the signals that can be deferred here, by their numbers."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    return {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
 
 
 @contextlib.contextmanager

@@ -6,6 +6,14 @@ from jaxgru.lm.training.records import Epoch, Progress
 from jaxgru.lm.training.step import TrainState, init_state, state_shardings, train_step, train_steps
 
 __all__ = [
-    "Epoch", "Observer", "Progress", "TrainState", "fit", "init_state", "optimizer",
-    "state_shardings", "train_step", "train_steps",
-]  # fmt: skip
+    "Epoch",
+    "Observer",
+    "Progress",
+    "TrainState",
+    "fit",
+    "init_state",
+    "optimizer",
+    "state_shardings",
+    "train_step",
+    "train_steps",
+]

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.lm.config import Config
+from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
 from jaxgru.lm.training.optimizer import after_validation, learning_rate, scale_of
@@ -51,75 +51,138 @@ class Observer:
 
 
 def fit(
-    config: Config, state: TrainState, best: Params | None, progress: Progress,
-    train_tokens: Int[AnyArray, "N"], val_tokens: Int[AnyArray, "M"], observer: Observer,
-    mesh: Mesh | None = None, end: int | None = None,
-) -> tuple[TrainState, Params]:  # fmt: skip
+    config: Config,
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    train_tokens: Int[AnyArray, "N"],
+    val_tokens: Int[AnyArray, "M"],
+    observer: Observer,
+    mesh: Mesh | None = None,
+    end: int | None = None,
+) -> tuple[TrainState, Params]:
     """Train to the end of the config's epochs; return the last state and the resulting parameters.
 
     With early stopping (training.patience), training ends after that many consecutive epochs
     without a better validation loss, and the result is the best epoch's parameters.
 
     `state` is donated, so the caller must not use it again; `best` are the best epoch's parameters,
-    if one is finished; `progress` is updated in place. Raises NonFiniteLoss, and KeyboardInterrupt
-    where `observer.interrupted` returned True and `on_interrupt` has been called.
+    if one is finished; `progress` is updated in place.
+
+    Raises:
+      NonFiniteLoss: a loss is infinite or NaN.
+      KeyboardInterrupt: `observer.interrupted` returned True, and `on_interrupt` has been called.
     """
-    training, schedule = config.training, learning_rate(config.training)
+    training = config.training
     tokens = jnp.asarray(train_tokens)
     if mesh is not None:
         state = shard(state, state_shardings(state, mesh, training))
         tokens = shard(tokens, NamedSharding(mesh, P()))
+
+    def run_steps(state: TrainState, number: int) -> tuple[TrainState, Array, Array]:
+        return train_steps(training, state, tokens, jnp.int32(number), mesh, end)
+
     # No step, so that tokens per second exclude compilation
-    state, *_ = train_steps(training, state, tokens, jnp.int32(0), mesh, end)
+    state, *_ = run_steps(state, 0)
     progress.finished = progress.is_over(training)
     while not progress.finished:
-        chunk = 1
-        while (done := len(progress.epoch_losses)) < training.steps_per_epoch:
-            if in_any_process(observer.interrupted()):  # then all processes stop
-                observer.on_interrupt(state, best, progress)
-                raise KeyboardInterrupt
-            started = time.perf_counter()
-            chunk = from_first(min(chunk, training.steps_per_epoch - done))  # its clock decides
-            state, losses, n = train_steps(training, state, tokens, jnp.int32(chunk), mesh, end)
-            losses = np.asarray(losses)[: int(n)].tolist()
-            seconds = time.perf_counter() - started
-            if not math.isfinite(losses[-1]):
-                raise NonFiniteLoss(
-                    f"the training loss is {losses[-1]} at step "
-                    f"{progress.epoch * training.steps_per_epoch + done + len(losses)}."
-                )
-            progress.epoch_losses += losses
-            progress.epoch_seconds += seconds
-            speed = chunk * training.tokens_per_step / seconds
-            observer.on_steps(progress.epoch, done + chunk, losses[-1], speed)
-            chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
-
+        state = _train_epoch(training, run_steps, state, best, progress, observer)
         observer.on_validation(progress.epoch)
-        step, T = int(state.step), training.sequence_length
-        val_loss = window_loss(state.evaluated, val_tokens, T, mesh, end)
-        val_loss = from_first(val_loss)  # so that all processes decide alike
-        if not math.isfinite(val_loss):
-            raise NonFiniteLoss(f"the validation loss is {val_loss} after step {step}.")
-        rate = schedule(jnp.asarray(step - 1)) * scale_of(state.opt_state)
+        val_loss = _validation_loss(training, state, val_tokens, mesh, end)
+        record = _epoch_record(training, state, progress, val_loss)
         if training.schedule == "plateau":
             opt_state = after_validation(training, state.opt_state, val_loss)
             state = dataclasses.replace(state, opt_state=opt_state)
-        seconds = progress.epoch_seconds
-        record = Epoch(
-            epoch=progress.epoch + 1,
-            step=step,
-            learning_rate=float(f"{rate:.6g}"),
-            train_loss=float(np.mean(progress.epoch_losses)),
-            val_loss=val_loss,
-            tokens_per_second=training.steps_per_epoch * training.tokens_per_step / seconds,
-            seconds=seconds,
-            peak_memory_mb=peak_memory_mb(),
-        )
-        progress.records.append(record)
-        progress.epoch_losses, progress.epoch_seconds = [], 0.0
-        if val_loss < progress.best_val_loss:
-            progress.best_val_loss, progress.best_epoch = val_loss, progress.epoch
-            best = jax.tree.map(jnp.copy, state.evaluated)  # the next step donates the state
+        if _finish_epoch(progress, record):
+            # A copy, because the next step donates the state
+            best = jax.tree.map(jnp.copy, state.evaluated)
         progress.finished = progress.is_over(training)
         observer.on_epoch(state, best, progress)
-    return state, one_copy(best if training.patience else state.evaluated, mesh)
+    result = best if training.patience else state.evaluated
+    return state, one_copy(result, mesh)
+
+
+def _train_epoch(
+    training: TrainingConfig,
+    run_steps: Callable[[TrainState, int], tuple[TrainState, Array, Array]],
+    state: TrainState,
+    best: Params | None,
+    progress: Progress,
+    observer: Observer,
+) -> TrainState:
+    """Take the steps that the current epoch lacks, in chunks of about CHUNK_SECONDS.
+
+    Args:
+      run_steps: `train_steps` of a state and a number of steps.
+      best: for the observer, if it interrupts the training.
+    """
+    chunk = 1
+    done = len(progress.epoch_losses)
+    while done < training.steps_per_epoch:
+        # If one process is interrupted, all of them stop
+        if in_any_process(observer.interrupted()):
+            observer.on_interrupt(state, best, progress)
+            raise KeyboardInterrupt
+        started = time.perf_counter()
+        # The first process decides, because the clocks differ
+        chunk = from_first(min(chunk, training.steps_per_epoch - done))
+        state, losses, num_done = run_steps(state, chunk)
+        losses = np.asarray(losses)[: int(num_done)].tolist()
+        seconds = time.perf_counter() - started
+        done += len(losses)
+        if not math.isfinite(losses[-1]):
+            step = progress.epoch * training.steps_per_epoch + done
+            raise NonFiniteLoss(f"the training loss is {losses[-1]} at step {step}.")
+        progress.epoch_losses += losses
+        progress.epoch_seconds += seconds
+        tokens_per_second = chunk * training.tokens_per_step / seconds
+        observer.on_steps(progress.epoch, done, losses[-1], tokens_per_second)
+        chunk = int(np.clip(CHUNK_SECONDS * chunk / seconds, 1, MAX_CHUNK))
+    return state
+
+
+def _validation_loss(
+    training: TrainingConfig,
+    state: TrainState,
+    val_tokens: Int[AnyArray, "M"],
+    mesh: Mesh | None,
+    end: int | None,
+) -> float:
+    """Return the validation loss of the evaluated parameters, the same in all processes."""
+    loss = window_loss(state.evaluated, val_tokens, training.sequence_length, mesh, end)
+    # The first process's, so that all processes decide alike
+    loss = from_first(loss)
+    if not math.isfinite(loss):
+        raise NonFiniteLoss(f"the validation loss is {loss} after step {int(state.step)}.")
+    return loss
+
+
+def _epoch_record(
+    training: TrainingConfig, state: TrainState, progress: Progress, val_loss: float
+) -> Epoch:
+    """Return the record of the current epoch, all of whose steps are done."""
+    step = int(state.step)
+    rate = learning_rate(training)(jnp.asarray(step - 1)) * scale_of(state.opt_state)
+    num_tokens = training.steps_per_epoch * training.tokens_per_step
+    return Epoch(
+        epoch=progress.epoch + 1,
+        step=step,
+        learning_rate=float(f"{rate:.6g}"),
+        train_loss=float(np.mean(progress.epoch_losses)),
+        val_loss=val_loss,
+        tokens_per_second=num_tokens / progress.epoch_seconds,
+        seconds=progress.epoch_seconds,
+        peak_memory_mb=peak_memory_mb(),
+    )
+
+
+def _finish_epoch(progress: Progress, record: Epoch) -> bool:
+    """Add the record of the current epoch; return whether its loss is the lowest so far."""
+    progress.records.append(record)
+    progress.epoch_losses = []
+    progress.epoch_seconds = 0.0
+    if record.val_loss >= progress.best_val_loss:
+        return False
+    progress.best_val_loss = record.val_loss
+    progress.best_epoch = progress.epoch
+    return True

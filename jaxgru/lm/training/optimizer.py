@@ -24,7 +24,9 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
     "linear" is lr·(1 − s/S), and "constant" is lr; so is "plateau", whose scale is the
     optimizer's (`scale_of`). In the first W steps, the warm-up, each is multiplied by (s + 1)/W.
     """
-    rate, epochs, steps = training.learning_rate, training.epochs, training.steps_per_epoch
+    rate = training.learning_rate
+    epochs = training.epochs
+    steps = training.steps_per_epoch
 
     def cosine(step: Any) -> Array:
         epoch = jnp.asarray(step // steps).astype(float)
@@ -39,8 +41,8 @@ def learning_rate(training: TrainingConfig) -> optax.Schedule:
     }[training.schedule]
     if not training.warmup_steps:
         return decayed
-    warm = optax.linear_schedule(0.0, 1.0, training.warmup_steps)
-    return lambda step: warm(step + 1) * decayed(step)
+    warmup = optax.linear_schedule(0.0, 1.0, training.warmup_steps)
+    return lambda step: warmup(step + 1) * decayed(step)
 
 
 def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
@@ -49,22 +51,32 @@ def optimizer(training: TrainingConfig) -> optax.GradientTransformation:
     Weight decay is on EVERY parameter; without `decay_biases` on matrices alone, which are all
     arrays of more than one axis. With the schedule "plateau", a scale is the last of the chain.
     """
-    matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     adamw = optax.adamw(
-        learning_rate(training), training.beta1, training.beta2, training.epsilon,
-        weight_decay=training.weight_decay, mask=None if training.decay_biases else matrices,
-    )  # fmt: skip
-    plateau = [scaled_by_plateau(training)] if training.schedule == "plateau" else []
-    return optax.chain(clip_by_global_norm(training.max_grad_norm), adamw, *plateau)
+        learning_rate(training),
+        b1=training.beta1,
+        b2=training.beta2,
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+        mask=None if training.decay_biases else _are_matrices,
+    )
+    parts = [clip_by_global_norm(training.max_grad_norm), adamw]
+    if training.schedule == "plateau":
+        parts.append(scale_by_plateau(training))
+    return optax.chain(*parts)
 
 
-def scaled_by_plateau(training: TrainingConfig) -> optax.GradientTransformation:
+def _are_matrices(params: Any) -> Any:
+    """Return for each array whether it has more than one axis."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def scale_by_plateau(training: TrainingConfig) -> optax.GradientTransformation:
     """Multiply the updates by the scale in its state, which `after_validation` alone changes."""
 
-    def scaled(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return optax.tree.scale(state.scale, updates), state
 
-    return optax.GradientTransformation(_plateau(training).init, scaled)
+    return optax.GradientTransformation(_plateau(training).init, scale)
 
 
 @partial(jax.jit, static_argnames="training")
@@ -77,7 +89,8 @@ def after_validation(
     `ReduceLROnPlateau` does the same with a patience that is one less.
     """
     *others, plateau = opt_state
-    with jax.numpy_dtype_promotion("standard"):  # Optax fails with "strict"
+    # Optax fails with "strict"
+    with jax.numpy_dtype_promotion("standard"):
         _, plateau = _plateau(training).update((), plateau, value=val_loss)
     return *others, plateau
 
@@ -88,6 +101,7 @@ def scale_of(opt_state: optax.OptState) -> Any:
 
 
 def _plateau(training: TrainingConfig) -> optax.GradientTransformationExtraArgs:
+    """Return Optax's transformation, whose state is that of `scale_by_plateau`."""
     return optax.contrib.reduce_on_plateau(training.plateau_factor, training.plateau_patience)
 
 
@@ -98,8 +112,8 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     `optax.clip_by_global_norm` lacks the 1e-6, which is enough to make two trajectories differ.
     """
 
-    def clipped(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
+    def clip(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
         scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
         return jax.tree.map(lambda g: g * scale, updates)
 
-    return optax.stateless(clipped)
+    return optax.stateless(clip)

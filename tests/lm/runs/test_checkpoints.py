@@ -33,8 +33,8 @@ from jaxgru.lm.runs.folders import (
     LOCK,
     RunError,
     RunInfo,
-    claim,
     create_run,
+    lock_run,
     save_config,
     save_info,
 )
@@ -58,8 +58,9 @@ def make_run(root, model=GRU, recipe=RECIPE):
     kept = jax.tree.map(lambda x: x + 1, state.params)
     record = Epoch(1, 2, 1e-3, 0.5, 0.1 + 0.2, tokens_per_second=8.0, seconds=0.25)
     progress = Progress(records=[record], best_val_loss=0.1 + 0.2)
+    fingerprint = checkpoints.compute_fingerprint(config, RunInfo(), TOKENIZER)
     with open_checkpoints(run) as manager:
-        save(manager, state, kept, progress, checkpoints.made_with(config, RunInfo(), TOKENIZER))
+        save(manager, state, kept, progress, fingerprint)
     return run, config, state, kept, progress
 
 
@@ -159,7 +160,7 @@ def test_two_checkpoints_are_kept_and_the_newest_is_used(tmp_path):
 
 def test_reading_a_run_writes_nothing_and_need_not_wait(tmp_path):
     run, *_ = make_run(tmp_path)
-    with claim(run):
+    with lock_run(run):
         (run / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()  # it may be under way
         before = contents(tmp_path)
         jaxgru.lm.load(run)
@@ -177,7 +178,7 @@ def make_two(root, recipe=RECIPE):
 
 
 def restore_from(run, config):
-    with claim(run), open_checkpoints(run) as manager:
+    with lock_run(run), open_checkpoints(run) as manager:
         return restore(manager, run, config)[0]
 
 
@@ -264,7 +265,7 @@ def test_what_a_killed_process_left_undone_is_said_and_done(tmp_path, capfd):
     assert said.count("\n") == 1 and f"{folders / '3'} has no checksums" in said
     assert contents(run) == before
     for says in ("had no checksums", ""):
-        with claim(run), open_checkpoints(run) as manager:
+        with lock_run(run), open_checkpoints(run) as manager:
             assert_same(restore(manager, run, config)[0], later)
             finish_writing(manager, run)
         said = capfd.readouterr().err

@@ -13,7 +13,7 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.runs import folders
-from jaxgru.lm.runs.folders import RunError, RunInfo, claim, create_run, find_run, load_info
+from jaxgru.lm.runs.folders import RunError, RunInfo, create_run, find_run, load_info, lock_run
 
 CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
 
@@ -47,10 +47,10 @@ def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
     real = find_run(tmp_path / "runs" / "tiny")
     assert real == run.resolve() and real.is_relative_to(disk)
     (real / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir(parents=True)
-    with claim(run):
+    with lock_run(run):
         assert list((real / "checkpoints").iterdir()) == []
         with pytest.raises(RunError, match="is being trained by another process"):
-            with claim(real):
+            with lock_run(real):
                 raise AssertionError("two hold it")
     second = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
     assert second.name == "v2" and find_run(tmp_path / "runs" / "tiny") == second.resolve()
@@ -104,10 +104,10 @@ def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
     half.mkdir(parents=True)
     (half / "d").write_bytes(b"half")
     for _ in range(2):
-        with claim(run):
+        with lock_run(run):
             assert contents(run) == before
             with pytest.raises(RunError, match=f"{run} is being trained by another process"):
-                with claim(run):
+                with lock_run(run):
                     raise AssertionError("two hold it")
 
 
@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
     of_orbax.__cause__ = error
     for raised in (error, of_orbax):
         says = "No space left on device; the checkpoint of step 2 is intact"
-        with pytest.raises(RunError, match=says), claim(run):
+        with pytest.raises(RunError, match=says), lock_run(run):
             raise raised
 
 
@@ -130,10 +130,10 @@ def test_no_damaged_or_deleted_checkpoint_is_called_intact(tmp_path):
     (run / "checkpoints" / "4").mkdir()
     (run / "checkpoints" / "4" / "checksums.json").write_text('{"params": "0"}')
     full = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(RunError, match="the checkpoint of step 2 is intact"), claim(run):
+    with pytest.raises(RunError, match="the checkpoint of step 2 is intact"), lock_run(run):
         raise full
     says = "was moved or deleted while it was trained; if it was moved, it can be resumed"
-    with pytest.raises(RunError, match=says), claim(run):
+    with pytest.raises(RunError, match=says), lock_run(run):
         shutil.rmtree(run)
         raise full
 
@@ -141,7 +141,7 @@ def test_no_damaged_or_deleted_checkpoint_is_called_intact(tmp_path):
 @pytest.mark.parametrize("error", [UserError("Permission denied"), ValueError("a bug")])
 def test_other_errors_pass_as_they_are(tmp_path, error):
     run = make_run(tmp_path)
-    with pytest.raises(type(error)) as raised, claim(run):
+    with pytest.raises(type(error)) as raised, lock_run(run):
         raise error
     assert raised.value is error
 

@@ -28,7 +28,7 @@ from jaxgru.lm.config import (
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs import checkpoints, folders, lifecycle, terminal
-from jaxgru.lm.runs.folders import RunError, RunInfo, claim, load_info
+from jaxgru.lm.runs.folders import RunError, RunInfo, load_info, lock_run
 from jaxgru.lm.runs.initial import config_from
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
 from jaxgru.lm.training import Epoch, Progress, loop
@@ -282,7 +282,7 @@ class TestPlaces:
             jaxgru.lm.load(run)
 
     def test_a_bug_after_a_missing_file_is_no_system_error(self, run_copy):
-        with pytest.raises(KeyError), claim(run_copy):
+        with pytest.raises(KeyError), lock_run(run_copy):
             try:
                 (run_copy / "nothing").read_bytes()
             except FileNotFoundError:
@@ -303,7 +303,7 @@ class TestPlaces:
 
     def test_an_editor_does_not_take_the_lock_away(self, run_copy):
         """`sed -i` and vim write a new file and rename it."""
-        with claim(run_copy):
+        with lock_run(run_copy):
             copy = run_copy / "config.toml~"
             copy.write_bytes((run_copy / "config.toml").read_bytes())
             os.replace(copy, run_copy / "config.toml")
