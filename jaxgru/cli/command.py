@@ -12,7 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
-from jaxgru.errors import nearest
+from jaxgru.printing import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",

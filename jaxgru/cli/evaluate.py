@@ -19,7 +19,7 @@ from jaxgru.analysis import measures
 from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subject, measure
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model, write_output
-from jaxgru.errors import UserError, counted, needs, printable
+from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import Config, DataConfig, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset, reads_newlines
@@ -28,6 +28,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
 from jaxgru.lm.evaluation import in_units, score_lines
 from jaxgru.lm.model import Params
+from jaxgru.printing import counted, printable
 
 with needs("train"):
     from rich.console import Console

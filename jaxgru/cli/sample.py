@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, write_output
-from jaxgru.errors import UserError, check_whole, needs, shown
+from jaxgru.errors import UserError, check_whole, needs
 from jaxgru.lm import processors
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset, reads_newlines
@@ -23,6 +23,7 @@ from jaxgru.lm.data.tokenizers.base import check_utf_8
 from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
+from jaxgru.printing import shown
 
 DEFAULT = "astra_beta"  # where no model is named
 PROCESSORS = (

@@ -20,7 +20,8 @@ from jaxgru.cells.carry import AnyArray, Size, Tree
 from jaxgru.cells.contract import Cell, CellParams, sizes
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import check_one_of, check_whole, counted, shown, type_name
+from jaxgru.errors import check_one_of, check_whole
+from jaxgru.printing import counted, shown, type_name
 
 
 class Seeds(NamedTuple):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from jaxgru.cells import Lookup
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError, check_flags, check_whole, counted, shown
+from jaxgru.errors import UserError, check_flags, check_whole
 from jaxgru.layers.api import unroll
 from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.batching import power_of_two
@@ -26,6 +26,7 @@ from jaxgru.lm.data.units import end_of, end_token, units_of
 from jaxgru.lm.model import ModelCarry, Params, check_params, initial_carry, step
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.sampling import as_processors, check_sampling, generate
+from jaxgru.printing import counted, shown
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 CHUNK = 16  # tokens generated at once

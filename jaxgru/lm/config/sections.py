@@ -13,7 +13,7 @@ import jax
 
 from jaxgru.cells import CELLS, CellParams, sizes
 from jaxgru.cells.contract import Init, options_of_cell
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError
 from jaxgru.layers.dropout import has_recurrent_weights
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.config.fields import (
@@ -28,6 +28,7 @@ from jaxgru.lm.config.fields import (
     zero_to_one,
 )
 from jaxgru.lm.data.tokenizers import TOKENIZERS
+from jaxgru.printing import shown
 
 FIELDS = {"init": "initial_weights"}
 """A keyword of the function that draws a cell → the field of `model`, where it is another."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers.base import HALF_A_PAIR
+from jaxgru.printing import counted
 
 STDIN = "-"
 GZIP = b"\x1f\x8b\x08"  # how a file begins that gzip has compressed

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import counted, needs
+from jaxgru.errors import needs
 from jaxgru.lm.data.tokenizers import sentencepiece_model
 from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokens, check_utf_8, lacks
 from jaxgru.lm.data.tokenizers.sentencepiece_model import LINE, RESERVED, SPACE, blocks
+from jaxgru.printing import counted
 
 # Of white space, in front of a word, where SentencePiece begins a new piece in any case. It takes
 # other white space of Python's for no space, such as U+0085.
