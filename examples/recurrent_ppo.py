@@ -328,8 +328,8 @@ OPTIONS = {
 }
 
 
-def settings() -> tuple[dict[str, RNN], int, Settings]:
-    """Parse the arguments: which policies, how many seeds, and the settings."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -364,6 +364,12 @@ def settings() -> tuple[dict[str, RNN], int, Settings]:
             metavar="N",
             help=f"{text} ({default})",
         )
+    return parser
+
+
+def settings() -> tuple[dict[str, RNN], int, Settings]:
+    """Parse the arguments: which policies, how many seeds, and the settings."""
+    parser = make_parser()
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in OPTIONS})
     for name in ("seeds", *OPTIONS):
