@@ -259,9 +259,9 @@ def right_answers(
 ) -> jax.Array:
     """Return the share of right answers in each part of 500 long episodes, without exploration."""
     s = s._replace(epsilon=0.0, end=0.0)
-    _, seen = rollout(params, key, new_actors(key, 500, s), num_steps, s)
-    is_asked = seen.x[..., -1]
-    right = seen.reward.reshape(num_parts, -1).sum(1)
+    _, steps = rollout(params, key, new_actors(key, 500, s), num_steps, s)
+    is_asked = steps.x[..., -1]
+    right = steps.reward.reshape(num_parts, -1).sum(1)
     asked = is_asked.reshape(num_parts, -1).sum(1)
     return right / asked
 

@@ -242,13 +242,13 @@ def rollout(
         log_p = jnp.take_along_axis(log_p, action[:, None], 1)[:, 0]
         return Actors(state, carry, done), Rollout(x, starts, action, log_p, value, reward, done)
 
-    actors, seen = jax.lax.scan(step, actors, jax.random.split(key, s.num_steps))
+    actors, steps = jax.lax.scan(step, actors, jax.random.split(key, s.num_steps))
     x = jax.vmap(partial(observe, delay=s.delay))(actors.state)
     _, value, _ = policy(params, rnn.step, x, actors.carry, actors.starts)
-    return actors, seen, value
+    return actors, steps, value
 
 
-def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
+def advantages(steps: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
     """Compute Â_t = δ_t + γλ Â_{t+1} with δ_t = r_t + γ V_{t+1} − V_t, within episodes."""
 
     def step(later: tuple, now: Rollout) -> tuple[tuple, jax.Array]:
@@ -258,24 +258,26 @@ def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
         return (advantage, now.value), advantage
 
     zeros = jnp.zeros_like(last_value)
-    return jax.lax.scan(step, (zeros, last_value), seen, reverse=True)[1]
+    _, all_advantages = jax.lax.scan(step, (zeros, last_value), steps, reverse=True)
+    return all_advantages
 
 
 def ppo_loss(
     params: dict[str, Any],
     rnn: RNN,
     carry: Any,
-    seen: Rollout,
+    steps: Rollout,
     advantage: jax.Array,
     s: Settings,
 ) -> jax.Array:
     """Compute the clipped surrogate loss + ½ the value's squared error − the entropy bonus."""
-    log_p, value, _ = policy(params, rnn.unroll, seen.x, carry, seen.starts)
-    taken = jnp.take_along_axis(log_p, seen.action[..., None], -1)[..., 0]
-    ratio = jnp.exp(taken - seen.log_p)
-    scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    surrogate = jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * scaled)
-    error = (value - (advantage + seen.value)) ** 2
+    log_p, value, _ = policy(params, rnn.unroll, steps.x, carry, steps.starts)
+    log_p_of_action = jnp.take_along_axis(log_p, steps.action[..., None], -1)[..., 0]
+    ratio = jnp.exp(log_p_of_action - steps.log_p)
+    clipped_ratio = jnp.clip(ratio, 1 - s.clip, 1 + s.clip)
+    weight = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    surrogate = jnp.minimum(ratio * weight, clipped_ratio * weight)
+    error = (value - (advantage + steps.value)) ** 2
     entropy = -(jnp.exp(log_p) * log_p).sum(-1)
     return -surrogate.mean() + 0.5 * error.mean() - s.entropy * entropy.mean()
 
@@ -299,17 +301,17 @@ def train(
         params, opt_state, actors = state
         keys = jax.random.split(key, 1 + s.epochs)
         carry = actors.carry  # before the rollout
-        actors, seen, last_value = rollout(params, rnn, keys[0], actors, s)
-        whole = seen, advantages(seen, last_value, s)
+        actors, steps, last_value = rollout(params, rnn, keys[0], actors, s)
+        batch = steps, advantages(steps, last_value, s)
 
         def epoch(state: tuple, key: jax.Array) -> tuple[tuple, None]:
             order = jax.random.permutation(key, s.num_envs).reshape(s.minibatches, -1)
-            batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), whole)
+            batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), batch)
             carries = jax.tree.map(lambda h: h[order], carry)
             return jax.lax.scan(minibatch, state, (carries, *batches))
 
         (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), keys[1:])
-        return (params, opt_state, actors), seen.reward.sum() / seen.done.sum()
+        return (params, opt_state, actors), steps.reward.sum() / steps.done.sum()
 
     state = params, optimizer.init(params), new_actors(env_key, params, s)
     (params, _, _), returns = jax.lax.scan(update, state, jax.random.split(key, s.updates))

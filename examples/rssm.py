@@ -59,7 +59,7 @@ class Step(NamedTuple):
     position: jax.Array
 
 
-class World(NamedTuple):
+class State(NamedTuple):
     """The last action, whether an episode starts now, and the ball, each (B,)."""
 
     action: jax.Array
@@ -71,8 +71,8 @@ class World(NamedTuple):
 def play(key: jax.Array, B: int, T: int, ends: float = ENDS) -> Step:
     """Return the first steps of some worlds."""
 
-    def step(world: World, key: jax.Array) -> tuple[World, Step]:
-        action, starts, position, velocity = world
+    def step(state: State, key: jax.Array) -> tuple[State, Step]:
+        action, starts, position, velocity = state
         keys = jax.random.split(key, 4)
         first_velocity, velocity_after_wall = jax.random.choice(keys[0], VELOCITIES, (2, B))
         first_position = jax.random.uniform(keys[1], (B,), minval=-1)
@@ -86,11 +86,11 @@ def play(key: jax.Array, B: int, T: int, ends: float = ENDS) -> Step:
         wall = jnp.clip(next_position, -1, 1)  # or the position, between the walls
         velocity = jnp.where(next_position == wall, velocity, -wall * abs(velocity_after_wall))
         next_position = 2 * wall - next_position  # thrown back by the wall
-        after = World(tap.astype(float), done, next_position, velocity)
+        after = State(tap.astype(float), done, next_position, velocity)
         return after, Step(action, x, starts, position)
 
-    world = World(jnp.zeros(B), jnp.ones(B, bool), jnp.zeros(B), jnp.zeros(B))
-    _, steps = jax.lax.scan(step, world, jax.random.split(key, T))
+    state = State(jnp.zeros(B), jnp.ones(B, bool), jnp.zeros(B), jnp.zeros(B))
+    _, steps = jax.lax.scan(step, state, jax.random.split(key, T))
     return steps
 
 
@@ -162,11 +162,11 @@ def step(params: dict, state: tuple, key: jax.Array, action: jax.Array, x=None, 
     return (h, z), (h, z, log_p_z)
 
 
-def observe(params: dict, seen: Step, keys: jax.Array) -> tuple[jax.Array, ...]:
+def observe(params: dict, steps: Step, keys: jax.Array) -> tuple[jax.Array, ...]:
     """Return h, z and log p of each step (T, B, …), as the posterior draws them."""
-    B = seen.x.shape[1]
+    B = steps.x.shape[1]
     zeros = jaxgru.initial_carry(params["core"], B), jnp.zeros((B, GROUPS * CLASSES))
-    inputs = keys, seen.action, seen.x, seen.starts
+    inputs = keys, steps.action, steps.x, steps.starts
     _, outputs = jax.lax.scan(lambda state, now: step(params, state, *now), zeros, inputs)
     return outputs
 
@@ -183,15 +183,15 @@ def kl(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     return (jnp.exp(log_p) * (log_p - log_q)).sum((-2, -1))
 
 
-def loss_fn(params: dict, seen: Step, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def loss_fn(params: dict, steps: Step, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the loss, and the decoder's squared error in units of the noise."""
-    h, z, posterior = observe(params, seen, jax.random.split(key, len(seen.x)))
+    h, z, posterior = observe(params, steps, jax.random.split(key, len(steps.x)))
     prior = log_p(params["prior"], h)
     learned_by_prior = kl(jax.lax.stop_gradient(posterior), prior)
     learned_by_posterior = kl(posterior, jax.lax.stop_gradient(prior))
     divergence = learned_by_prior + 0.1 * learned_by_posterior
     x = network(params["decoder"], h, z)[..., 0]
-    error = jnp.square((x - seen.x) / NOISE).mean()
+    error = jnp.square((x - steps.x) / NOISE).mean()
     return error / 2 + divergence.mean(), error
 
 
@@ -204,8 +204,8 @@ def train(key: jax.Array, updates: int, hidden_dim: int = 64) -> dict[str, Any]:
     def update(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         params, moments = state
         keys = jax.random.split(key)
-        seen = play(keys[0], 16, 40)
-        gradient, error = jax.grad(loss_fn, has_aux=True)(params, seen, keys[1])
+        steps = play(keys[0], 16, 40)
+        gradient, error = jax.grad(loss_fn, has_aux=True)(params, steps, keys[1])
         changes, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, changes), moments), error
 
