@@ -115,7 +115,7 @@ def main() -> None:
         if arguments.lines:
             print_lines(task.model, task.tokenizer, task.text, unit, arguments.output)
             return
-        dataset = _whole(task.tokenizer, task.text, unit)
+        dataset = _as_dataset(task.tokenizer, task.text, unit)
     except TokenizerError as error:
         raise TokenizerError(
             f"the model cannot be evaluated on {task.text.source}: {error}"
@@ -208,7 +208,7 @@ def _another_text(
     )
 
 
-def _whole(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
+def _as_dataset(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
     """Return a text, all of it for validation."""
     if unit:
         tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)

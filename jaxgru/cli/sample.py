@@ -373,8 +373,8 @@ def print_comparison(params: Params, tokenizer: Tokenizer, prompt: str, options:
         from rich.text import Text
 
     def text(stateful: bool) -> Text:
-        now = dataclasses.replace(options, stateful=stateful)
-        return Text("".join(stream_text(params, tokenizer, prompt, now)))
+        variant = dataclasses.replace(options, stateful=stateful)
+        return Text("".join(stream_text(params, tokenizer, prompt, variant)))
 
     token = "character" if tokenizer.kind == "characters" else "token"
     table = Table(show_lines=True, title=f"seed {options.seed}, temperature {options.temperature}")
