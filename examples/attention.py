@@ -34,7 +34,8 @@ import jaxgru
 
 CHARACTERS = "\0 ,-0123456789" + "".join(sorted(set("".join(month_name) + "st")))  # "\0": the start
 DATES = 10_000  # to train on
-LONGEST, PLACES = len("September 30, 2024"), len("2024-09-30")
+LONGEST = len("September 30, 2024")
+PLACES = len("2024-09-30")
 
 
 class Settings(NamedTuple):
@@ -58,28 +59,41 @@ def decode(numbers: Any) -> str:
     return "".join(CHARACTERS[n] for n in numbers).rstrip("\0")
 
 
-def dates(rng: np.random.Generator, number: int, new: bool = False) -> tuple[jax.Array, ...]:
-    """Draw dates of 1900 to 2099: the characters (N, 18), their numbers (N,), the results (N, 10).
+class Dates(NamedTuple):
+    """Dates as people write them, and what they should become."""
+
+    source: jax.Array  # characters (N, 18)
+    lengths: jax.Array  # of the sources (N,)
+    target: jax.Array  # characters (N, 10)
+
+
+def dates(rng: np.random.Generator, number: int, new: bool = False) -> Dates:
+    """Draw dates of 1900 to 2099.
 
     Every second day is new, that is, the model is not trained on it.
     """
-    sources, lengths, targets = [], [], []
+    source = []
+    lengths = []
+    target = []
     for pair in rng.integers(0, 36_524, number):
         day = date(1900, 1, 1) + timedelta(2 * int(pair) + new)
-        text = (
+        ways = [
             f"{day.day} {month_name[day.month]} {day.year}",
             f"{month_name[day.month]} {day.day}, {day.year}",
             f"{month_abbr[day.month]} {day.day} {day.year}",
-        )[rng.integers(3)]
-        sources.append(encode(text, LONGEST))
+        ]
+        text = ways[rng.integers(3)]
+        source.append(encode(text, LONGEST))
         lengths.append(len(text))
-        targets.append(encode(day.isoformat(), PLACES))
-    return jnp.array(sources), jnp.array(lengths), jnp.array(targets)
+        target.append(encode(day.isoformat(), PLACES))
+    return Dates(jnp.array(source), jnp.array(lengths), jnp.array(target))
 
 
 def init(key: jax.Array, s: Settings) -> dict[str, Any]:
     """Draw the parameters: one embedding, the encoder's two directions, the decoder, the head."""
-    keys, H, V = jax.random.split(key, 5), s.hidden_dim, len(CHARACTERS)
+    keys = jax.random.split(key, 5)
+    H = s.hidden_dim
+    V = len(CHARACTERS)
     normal = jax.nn.initializers.lecun_normal()
     return {
         "embedding": jax.random.normal(keys[0], (V, H)),
@@ -93,14 +107,15 @@ def init(key: jax.Array, s: Settings) -> dict[str, Any]:
 def read(params: dict[str, Any], source: jax.Array, lengths: jax.Array) -> jax.Array:
     """Return the encoder's outputs (B, S, 2H)."""
     x = params["embedding"][source]
-    return jaxgru.bidirectional(*params["encoder"], x, lengths=lengths)[0]
+    memory, _ = jaxgru.bidirectional(*params["encoder"], x, lengths=lengths)
+    return memory
 
 
 def scores(params: dict[str, Any], y: jax.Array, memory: jax.Array, lengths: jax.Array):
     """Attend to the memory (B, S, 2H) from the decoder's outputs (B, T, 2H) → scores (B, T, V)."""
-    alike = jnp.einsum("bth,hk,bsk->bts", y, params["attention"], memory)
+    similarity = jnp.einsum("bth,hk,bsk->bts", y, params["attention"], memory)
     is_real = jnp.arange(memory.shape[1]) < lengths[:, None]
-    weights = jax.nn.softmax(jnp.where(is_real[:, None], alike, -jnp.inf))
+    weights = jax.nn.softmax(jnp.where(is_real[:, None], similarity, -jnp.inf))
     context = jnp.einsum("bts,bsh->bth", weights, memory)
     return jnp.concatenate([y, context], axis=-1) @ params["head"]
 
@@ -122,13 +137,13 @@ def translate(params: dict[str, Any], source: jax.Array, lengths: jax.Array):
         before, carry = state
         y, carry = jaxgru.step(params["decoder"], params["embedding"][before], carry)
         logits = scores(params, y[:, None], memory, lengths)[:, 0]
-        best = logits.argmax(-1)
-        return (best, carry), (best, logits)
+        character = logits.argmax(-1)
+        return (character, carry), (character, logits)
 
     B = len(source)
     start = jnp.zeros(B, int), jaxgru.initial_carry(params["decoder"], B)
-    _, (written, logits) = jax.lax.scan(place, start, length=PLACES)
-    return written.T, logits.swapaxes(0, 1)
+    _, (characters, logits) = jax.lax.scan(place, start, length=PLACES)
+    return characters.T, logits.swapaxes(0, 1)
 
 
 def train(s: Settings) -> tuple[dict[str, Any], jax.Array]:
@@ -140,14 +155,15 @@ def train(s: Settings) -> tuple[dict[str, Any], jax.Array]:
         optax.adam(optax.cosine_decay_schedule(s.learning_rate, s.steps)),
     )
 
-    def loss(params: dict[str, Any], source, lengths, target) -> jax.Array:
-        logits = forced(params, source, lengths, target)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, target).mean()
+    def loss(params: dict[str, Any], batch: Dates) -> jax.Array:
+        logits = forced(params, *batch)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch.target).mean()
 
     def step(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
         params, moments = state
-        rows = jax.random.randint(key, (s.batch_size,), 0, len(data[0]))
-        value, gradient = jax.value_and_grad(loss)(params, *(a[rows] for a in data))
+        rows = jax.random.randint(key, (s.batch_size,), 0, DATES)
+        batch = jax.tree.map(lambda a: a[rows], data)
+        value, gradient = jax.value_and_grad(loss)(params, batch)
         updates, moments = optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), moments), value
 
@@ -175,24 +191,30 @@ def main() -> None:
     parser.add_argument("--cell", choices=["gru", "lstm"], default="gru", help="recurrence (gru)")
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
     s = Settings(**vars(parser.parse_args()))
     print(f"training on {DATES:,} dates, {s.steps:,} steps", flush=True)
     start = time.perf_counter()
     params, losses = jax.block_until_ready(train(s))
-    print(
-        f"trained in {time.perf_counter() - start:.0f} s; loss {losses[0]:.3f} → {losses[-1]:.3f}"
-    )
+    seconds = time.perf_counter() - start
+    print(f"trained in {seconds:.0f} s; loss {losses[0]:.3f} → {losses[-1]:.3f}")
+
     source, lengths, target = dates(np.random.default_rng(s.seed + 1), 1000, new=True)
-    written, logits = translate(params, source, lengths)
+    result, logits = translate(params, source, lengths)
     print("new dates:")
     for i in range(3):
-        print(f"  {decode(source[i])} → {decode(written[i])}")
-    gap = abs(forced(params, source, lengths, written) - logits).max()
+        print(f"  {decode(source[i])} → {decode(result[i])}")
+    gap = abs(forced(params, source, lengths, result) - logits).max()
     print(f"scores of unroll and of step differ by at most {gap:.0e}")
-    untrained, _ = translate(init(jax.random.key(s.seed), s), source, lengths)
-    before, after = ((texts == target).all(1).mean() for texts in (untrained, written))
+    result_before, _ = translate(init(jax.random.key(s.seed), s), source, lengths)
+    before = (result_before == target).all(1).mean()
+    after = (result == target).all(1).mean()
     print(f"right, of 1,000 new dates: {before:.1%} before training, {after:.1%} after")
 
 

@@ -51,8 +51,8 @@ def returns(params: dict[str, Any], target: jax.Array, steps: int) -> jax.Array:
 
     def step(state: tuple, t: jax.Array) -> tuple[tuple, jax.Array]:
         position, carry = state
-        seen = jnp.stack([jnp.where(t == 0, target, 0), position], axis=-1)
-        y, carry = jaxgru.step(params["gru"], seen, carry)
+        x = jnp.stack([jnp.where(t == 0, target, 0), position], axis=-1)
+        y, carry = jaxgru.step(params["gru"], x, carry)
         position = position + 0.3 * (t > 0) * jnp.tanh(y @ params["head"])
         return (position, carry), -jnp.abs(position - target)
 
@@ -63,7 +63,8 @@ def returns(params: dict[str, Any], target: jax.Array, steps: int) -> jax.Array:
 
 def ranked(fitness: jax.Array) -> jax.Array:
     """Return ranks from −½ to ½ in place of values, so that outliers do not matter."""
-    return fitness.ravel().argsort().argsort().reshape(fitness.shape) / (fitness.size - 1) - 0.5
+    ranks = fitness.ravel().argsort().argsort().reshape(fitness.shape)
+    return ranks / (fitness.size - 1) - 0.5
 
 
 def evolve(s: Settings) -> tuple[dict[str, Any], jax.Array]:
@@ -77,13 +78,16 @@ def evolve(s: Settings) -> tuple[dict[str, Any], jax.Array]:
         for_changes, for_targets = jax.random.split(key)
         changes = s.sigma * jax.random.normal(for_changes, (s.pairs, center.size))
         targets = jax.random.rademacher(for_targets, (s.episodes,), jnp.float32)
-        fitness = lambda vector: returns(as_policy(vector), targets, s.steps).mean()
         population = center + jnp.stack([changes, -changes])
-        each = jax.vmap(jax.vmap(fitness))(population)  # (2, pairs)
-        ranks = ranked(each)
+
+        def fitness_of(policy: jax.Array) -> jax.Array:
+            return returns(as_policy(policy), targets, s.steps).mean()
+
+        fitness = jax.vmap(jax.vmap(fitness_of))(population)  # (2, pairs)
+        ranks = ranked(fitness)
         uphill = (ranks[0] - ranks[1]) @ changes / (s.pairs * s.sigma)
         updates, moments = optimizer.update(-uphill, moments)
-        return (optax.apply_updates(center, updates), moments), each.mean()
+        return (optax.apply_updates(center, updates), moments), fitness.mean()
 
     keys = jax.random.split(key, s.generations)
     run = jax.jit(partial(jax.lax.scan, generation))
@@ -110,8 +114,13 @@ def main() -> None:
     )
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
     s = Settings(**vars(parser.parse_args()))
     print(f"evolving {2 * s.pairs} policies in each of {s.generations} generations", flush=True)
     policy, rewards = evolve(s)

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,14 +36,22 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.generation import Options
 from jaxgru.lm.model import HeadParams, token_nll
 
-B, T = 64, 128  # rows and characters of a batch
+B = 64  # rows of a batch
+T = 128  # characters of a row
+
+
+class Epoch(NamedTuple):
+    """What an epoch of training ends with."""
+
+    params: lm.Params
+    loss: float  # of the validation text
 
 
 def adapt(params: lm.Params, old: list[str], new: list[str], fresh: lm.Params) -> lm.Params:
     """Return the model for new characters: known ones keep their weights, others get fresh ones."""
-    known = [i for i, c in enumerate(new) if c in old]
-    theirs = jnp.array([old.index(new[i]) for i in known])
-    ours = jnp.array(known)
+    common = [character for character in new if character in old]
+    theirs = jnp.array([old.index(character) for character in common])
+    ours = jnp.array([new.index(character) for character in common])
     return replace(
         params,
         embedding=fresh.embedding.at[ours].set(params.embedding[theirs]),
@@ -61,8 +70,8 @@ def loss_fn(params: lm.Params, batch: jax.Array) -> jax.Array:
 
 def train(
     params: lm.Params, tokens: jax.Array, validation: jax.Array, epochs: int, steps: int
-) -> Iterator[tuple[lm.Params, float]]:
-    """Train; after each epoch, yield the parameters and the validation loss."""
+) -> Iterator[Epoch]:
+    """Train; yield what each epoch ends with."""
     schedule = optax.cosine_decay_schedule(3e-3, epochs * steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
 
@@ -73,15 +82,23 @@ def train(
         updates, moments = optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), moments), None
 
-    epoch, loss = jax.jit(partial(jax.lax.scan, step)), jax.jit(loss_fn)
-    state = params, optimizer.init(params)
+    epoch = jax.jit(partial(jax.lax.scan, step))
+    validation_loss = jax.jit(loss_fn)
+    moments = optimizer.init(params)
     for key in jax.random.split(jax.random.key(0), epochs):
-        state, _ = epoch(state, jax.random.split(key, steps))
-        yield state[0], float(loss(state[0], validation))
+        (params, moments), _ = epoch((params, moments), jax.random.split(key, steps))
+        yield Epoch(params, float(validation_loss(params, validation)))
 
 
-def main() -> None:
-    """Parse the arguments, train twice, and print the losses and a text."""
+def read(place: str | None) -> str:
+    """Return the text of a file or, without one, Python's language reference."""
+    if place:
+        return read_text(place).text
+    return "\n".join(topics.values())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,15 +106,26 @@ def main() -> None:
     add("--text", metavar="FILE", help="a text in UTF-8 (Python's language reference)")
     add("--model", default="astra_alpha", help="a character model (%(default)s)")
     add("--epochs", type=int, default=3, metavar="N", help="epochs of training (%(default)s)")
-    add("--steps-per-epoch", type=int, default=200, metavar="N",
-        help="training steps from one validation to the next (%(default)s)")  # fmt: skip
+    add(
+        "--steps-per-epoch",
+        type=int,
+        default=200,
+        metavar="N",
+        help="training steps from one validation to the next (%(default)s)",
+    )
     add("--save", metavar="FILE", help="write the model into this file, such as mine.safetensors")
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments, train twice, and print the losses and a text."""
+    parser = make_parser()
     arguments = parser.parse_args()
     try:
-        pretrained, config, known = lm.load(arguments.model)
+        pretrained, config, old_tokenizer = lm.load(arguments.model)
         if config.data.tokenizer != "characters":
             raise UserError(f"{arguments.model} is not a character model.")
-        text = read_text(arguments.text).text if arguments.text else "\n".join(topics.values())
+        text = read(arguments.text)
     except UserError as error:
         parser.error(str(error))
     tokenizer = CharacterTokenizer.learn(text)
@@ -109,23 +137,26 @@ def main() -> None:
         parser.error(f"the text has {len(text):,} characters; it must have {10 * (T + 1):,}.")
     validation = tokens[split:][: rows * (T + 1)].reshape(rows, T + 1)
 
-    fresh = lm.init(jax.random.key(0), config.model)
-    tuned = adapt(pretrained, known.pieces, tokenizer.pieces, fresh)
-    train_from = lambda params: train(
-        params, jnp.array(tokens[:split]), validation, arguments.epochs, arguments.steps_per_epoch
+    from_scratch = lm.init(jax.random.key(0), config.model)
+    from_model = adapt(pretrained, old_tokenizer.pieces, tokenizer.pieces, from_scratch)
+    train_on_text = partial(
+        train,
+        tokens=jnp.array(tokens[:split]),
+        validation=validation,
+        epochs=arguments.epochs,
+        steps=arguments.steps_per_epoch,
     )
-    new = set(tokenizer.pieces) - set(known.pieces)
+    new = set(tokenizer.pieces) - set(old_tokenizer.pieces)
     print(f"{len(new)} of the {tokenizer.vocab_size} characters are new to {arguments.model}.")
     print(f"validation loss, nats per character: from scratch, from {arguments.model}")
-    both = zip(train_from(fresh), train_from(tuned), strict=True)
-    for epoch, ((_, scratch_loss), last) in enumerate(both, 1):
-        params, loss = last
-        print(f"  epoch {epoch}: {scratch_loss:.3f}, {loss:.3f}")
-    print(*lm.stream_text(params, tokenizer, text[:20], Options(num_tokens=200)), sep="")
+    epochs = zip(train_on_text(from_scratch), train_on_text(from_model), strict=True)
+    for number, (scratch, tuned) in enumerate(epochs, 1):
+        print(f"  epoch {number}: {scratch.loss:.3f}, {tuned.loss:.3f}")
+    print(*lm.stream_text(tuned.params, tokenizer, text[:20], Options(num_tokens=200)), sep="")
     if arguments.save:
-        lm.save(arguments.save, params, config, tokenizer)
-    ahead = f"{scratch_loss - loss:.3f} nats per character"
-    print(f"after {epoch} epochs, {arguments.model} is ahead of the model from scratch by {ahead}")
+        lm.save(arguments.save, tuned.params, config, tokenizer)
+    gain = f"{scratch.loss - tuned.loss:.3f} nats per character"
+    print(f"after {number} epochs, {arguments.model} is ahead of the model from scratch by {gain}")
 
 
 if __name__ == "__main__":

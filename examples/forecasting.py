@@ -75,8 +75,8 @@ def train(series: jax.Array, s: Settings) -> dict[str, Any]:
     )
 
     def loss(params: dict[str, Any], windows: jax.Array) -> jax.Array:
-        errors = forecasts(params, windows[:, :-1])[0] - windows[:, 1:]
-        return jnp.mean(errors**2)
+        expected, _ = forecasts(params, windows[:, :-1])
+        return jnp.mean((expected - windows[:, 1:]) ** 2)
 
     def step(state: tuple, key: jax.Array) -> tuple[tuple, None]:
         params, moments = state
@@ -87,15 +87,29 @@ def train(series: jax.Array, s: Settings) -> dict[str, Any]:
 
     params = init(init_key, s.hidden_dim)
     state = params, optimizer.init(params)
-    (params, _), _ = jax.jit(partial(jax.lax.scan, step))(state, jax.random.split(key, s.steps))
+    keys = jax.random.split(key, s.steps)
+    (params, _), _ = jax.jit(partial(jax.lax.scan, step))(state, keys)
     return params
 
 
 def linear(series: np.ndarray, last: int, lags: int = 12) -> np.ndarray:
     """Return the forecasts of the last months by the ones before, fitted to all earlier months."""
     windows = np.lib.stride_tricks.sliding_window_view(series, lags + 1)
-    x, y = np.c_[windows[:, :-1], np.ones(len(windows))], windows[:, -1]
-    return x[-last:] @ np.linalg.lstsq(x[:-last], y[:-last])[0]
+    x = np.c_[windows[:, :-1], np.ones(len(windows))]
+    y = windows[:, -1]
+    weights, *_ = np.linalg.lstsq(x[:-last], y[:-last])
+    return x[-last:] @ weights
+
+
+def month_by_month(params: dict[str, Any], series: jax.Array) -> tuple[np.ndarray, float]:
+    """Return the forecasts of the last months of a series (T,), and of the month after it."""
+    of_past, carry = forecasts(params, series[None, :-TEST_MONTHS])  # the past is read once
+    expected = of_past[:, -1]
+    months = []
+    for observed in series[-TEST_MONTHS:]:
+        months.append(expected.item())
+        expected, carry = forecast(params, observed[None], carry)  # one month, and the carry
+    return np.array(months), expected.item()
 
 
 OPTIONS = {
@@ -115,36 +129,40 @@ def main() -> None:
     )
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
     s = Settings(**vars(parser.parse_args()))
 
     celsius = temperatures()
-    past, new = celsius[:-TEST_MONTHS], celsius[-TEST_MONTHS:]
-    mean, std = past.mean(), past.std()
+    past = celsius[:-TEST_MONTHS]
+    new = celsius[-TEST_MONTHS:]
+    mean = past.mean()
+    std = past.std()
     series = jnp.array((celsius - mean) / std)
     print(f"training on {len(past)} months, {s.steps:,} steps", flush=True)
     params = train(series[:-TEST_MONTHS], s)
 
-    after, carry = forecasts(params, series[None, :-TEST_MONTHS])  # the past is read once
-    expected, found = after[:, -1], []
-    for observed in series[-TEST_MONTHS:]:
-        found.append(expected.item())
-        expected, carry = forecast(params, observed[None], carry)  # one month, and the carry
+    months, next_month = month_by_month(params, series)
     every_month = jnp.ones((1, len(series)), bool)
-    reset, _ = forecasts(params, series[None], every_month)
+    with_reset, _ = forecasts(params, series[None], every_month)
 
     rivals = {
         "the last month": celsius[-TEST_MONTHS - 1 : -1],
         "the same month a year ago": celsius[-TEST_MONTHS - 12 : -12],
         "linear in the last 12 months": linear(celsius, TEST_MONTHS),
-        "GRU, state reset every month": np.array(reset[0, -TEST_MONTHS - 1 : -1]) * std + mean,
-        "GRU, state kept": np.array(found) * std + mean,
+        "GRU, state reset every month": np.array(with_reset[0, -TEST_MONTHS - 1 : -1]) * std + mean,
+        "GRU, state kept": months * std + mean,
     }
-    print(f"the next month, which was not measured: {expected.item() * std + mean:.1f} °C")
+    print(f"the next month, which was not measured: {next_month * std + mean:.1f} °C")
     print(f"forecasts of the next month, {TEST_MONTHS} months: root mean square error")
-    for name, forecast_of in rivals.items():
-        print(f"  {name:<28}  {np.sqrt(np.mean((forecast_of - new) ** 2)):.2f} °C")
+    for name, expected in rivals.items():
+        error = np.sqrt(np.mean((expected - new) ** 2))
+        print(f"  {name:<28}  {error:.2f} °C")
 
 
 if __name__ == "__main__":

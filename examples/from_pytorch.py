@@ -28,7 +28,8 @@ from jaxgru.libraries.torch_nn import from_torch, to_torch
 from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.model import HeadParams, token_nll
 
-B, T = 16, 64  # rows and characters of a batch
+B = 16  # rows of a batch
+T = 64  # characters of a row
 
 
 class Model(torch.nn.Module):
@@ -47,13 +48,20 @@ class Model(torch.nn.Module):
 
 def from_state_dict(weights: dict[str, torch.Tensor]) -> lm.Params:
     """Return jaxgru's parameters of the model."""
-    own = {name: jnp.array(tensor.numpy()) for name, tensor in weights.items()}
-    layers = {name[4:]: w.numpy() for name, w in weights.items() if name.startswith("gru.")}
+    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
+    gru = {
+        name.removeprefix("gru."): array
+        for name, array in arrays.items()
+        if name.startswith("gru.")
+    }
     return lm.Params(
-        embedding=own["embedding.weight"],
-        layers=from_torch(layers),  # any number of them
+        embedding=jnp.array(arrays["embedding.weight"]),
+        layers=from_torch(gru),  # any number of them
         norm=None,
-        head=HeadParams(Wo=own["head.weight"].T, bo=own["head.bias"]),
+        head=HeadParams(
+            Wo=jnp.array(arrays["head.weight"]).T,
+            bo=jnp.array(arrays["head.bias"]),
+        ),
     )
 
 
@@ -117,49 +125,72 @@ def train(params: lm.Params, tokens: np.ndarray, steps: int) -> lm.Params:
     return params
 
 
-def main() -> None:
-    """Parse the arguments, and go from PyTorch to jaxgru and back."""
+def compare(model: Model, params: lm.Params, batch: np.ndarray) -> str:
+    """Return how far apart the two libraries' logits of a text are, and the loss."""
+    with torch.no_grad():
+        theirs, _ = model(torch.tensor(batch[:, :-1]))
+    ours, _ = lm.apply(params, batch[:, :-1])
+    gap = abs(ours - theirs.numpy()).max()
+    return f"loss {loss_fn(params, batch):.3f}; logits differ by at most {gap:.0e}"
+
+
+def read(place: str | None) -> str:
+    """Return the text of a file or, without one, Python's language reference."""
+    if place:
+        return read_text(place).text
+    return "\n".join(topics.values())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--text", metavar="FILE", help="a text in UTF-8 (Python's language reference)")
-    add("--hidden-dim", type=int, default=64, metavar="N",
-        help="size of an embedding and of the state (%(default)s)")  # fmt: skip
-    add("--steps", type=int, default=200, metavar="N",
-        help="training steps in each library (%(default)s)")  # fmt: skip
+    add(
+        "--hidden-dim",
+        type=int,
+        default=64,
+        metavar="N",
+        help="size of an embedding and of the state (%(default)s)",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=200,
+        metavar="N",
+        help="training steps in each library (%(default)s)",
+    )
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments, and go from PyTorch to jaxgru and back."""
+    parser = make_parser()
     arguments = parser.parse_args()
     try:
-        text = read_text(arguments.text).text if arguments.text else "\n".join(topics.values())
+        text = read(arguments.text)
     except UserError as error:
         parser.error(str(error))
     if len(text) < 2 * B * (T + 1):
         parser.error(f"the text has {len(text):,} characters; it must have {2 * B * (T + 1):,}.")
     characters = sorted(set(text))
     tokens = np.array([characters.index(c) for c in text])
-    tokens, new = np.split(tokens, [-B * (T + 1)])
-    new = new.reshape(B, T + 1)  # the end of the text, on which neither library trains
+    tokens, end = np.split(tokens, [-B * (T + 1)])
+    validation = end.reshape(B, T + 1)  # on which neither library trains
 
     print(f"training on {len(tokens):,} characters, first in PyTorch", flush=True)
     model = train_in_pytorch(tokens, len(characters), arguments.hidden_dim, arguments.steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"
         torch.save({"characters": characters, "state_dict": model.state_dict()}, path)
-        saved = torch.load(path)
-    params = from_state_dict(saved["state_dict"])
-
-    def compare(model: Model, params: lm.Params) -> str:
-        """Return how far apart the two libraries' logits of the new text are, and the loss."""
-        with torch.no_grad():
-            theirs, _ = model(torch.tensor(new[:, :-1]))
-        ours, _ = lm.apply(params, new[:, :-1])
-        gap = abs(ours - theirs.numpy()).max()
-        return f"loss {loss_fn(params, new):.3f}; logits differ by at most {gap:.0e}"
-
-    print(f"after {arguments.steps} steps in PyTorch:      {compare(model, params)}")
+        checkpoint = torch.load(path)
+    params = from_state_dict(checkpoint["state_dict"])
+    print(f"after {arguments.steps} steps in PyTorch:      {compare(model, params, validation)}")
     params = train(params, tokens, arguments.steps)
     model.load_state_dict(to_state_dict(params))
-    print(f"after {arguments.steps} more steps in jaxgru:  {compare(model, params)}")
+    print(f"after {arguments.steps} more steps in jaxgru:  {compare(model, params, validation)}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -53,31 +54,104 @@ def stream(
     rng = np.random.default_rng(seed)
     while True:
         inputs = {"tokens": np.array([tokens], np.int32), **carry}  # tokens (B, T)
-        logits, *last = session.run(None, inputs)  # (B, T, V)
-        carry = dict(zip(carry, last, strict=True))
-        # argmax of logits plus Gumbel noise is a draw from their softmax
-        tokens = [(logits[0, -1] / temperature + rng.gumbel(size=logits.shape[2])).argmax()]
-        if tokens[0] == end:
+        logits, *carries = session.run(None, inputs)  # (B, T, V)
+        carry = dict(zip(carry, carries, strict=True))
+        # The argmax of logits plus Gumbel noise is a draw from their softmax.
+        noise = rng.gumbel(size=logits.shape[2])
+        token = (logits[0, -1] / temperature + noise).argmax()
+        if token == end:
             return
-        yield characters[tokens[0]]
+        yield characters[token]
+        tokens = [token]
 
 
-def main() -> None:
-    """Parse the arguments, export a model, and stream a text or make the page."""
+class Export(NamedTuple):
+    """A model in an ONNX file, and how a text of it begins and ends."""
+
+    path: Path
+    characters: list[str]
+    prompt: str
+    tokens: list[int]  # of the prompt
+    end: int | None
+
+
+def export(name: str, prompt: str | None, path: Path) -> Export:
+    """Write a character model into an ONNX file.
+
+    Raises:
+      UserError: it is not a character model, it does not know the prompt, or ONNX lacks some of it.
+    """
+    model = find_model(name)
+    params, config, tokenizer = model.load()
+    if config.data.tokenizer != "characters":
+        raise UserError(f"{name} is not a character model.")
+    unit = config.data.unit
+    if prompt is None:
+        prompt = "" if unit else default_prompt(model.text_sha256(), tokenizer)
+    last_unit = units_of(prompt, unit)[-1] if unit else prompt  # which begins from a zero state
+    tokens, _ = encode_text(tokenizer, last_unit, unit)
+    if not len(tokens):
+        raise UserError("the prompt needs a character.")
+    end = end_token(tokenizer, unit)
+    save_onnx(path, params, config, tokenizer)
+    return Export(path, tokenizer.pieces, prompt, tokens.tolist(), end)
+
+
+def make_page(folder: Path, model: Export, temperature: float, num_tokens: int) -> None:
+    """Write the page, its model and what it reads into a folder."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(model.path, folder)
+    page = {
+        "characters": model.characters,
+        "prompt": model.tokens,
+        "end": model.end,
+        "temperature": temperature,
+        "num_tokens": num_tokens,
+    }
+    (folder / "page.json").write_text(json.dumps(page))
+    shutil.copy(PAGE, folder / "index.html")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--model", default="astra_beta", help="name, run or file (%(default)s)")
-    add("--prompt", help="text to continue (as of jaxgru sample: 'ROMEO: ', a newline or a letter; "
-        "of a model of units, none)")  # fmt: skip
-    add("--num-tokens", type=int, default=1000, metavar="N",
-        help="characters to write (%(default)s)")  # fmt: skip
-    add("--temperature", type=float, default=0.8, metavar="N",
-        help="divisor of the logits, above 0 (%(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N",
-        help="seed of the random choices, not of the page's (%(default)s)")  # fmt: skip
+    add(
+        "--prompt",
+        help="text to continue (as of jaxgru sample: 'ROMEO: ', a newline or a letter; "
+        "of a model of units, none)",
+    )
+    add(
+        "--num-tokens",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="characters to write (%(default)s)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="N",
+        help="divisor of the logits, above 0 (%(default)s)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the random choices, not of the page's (%(default)s)",
+    )
     add("--page", type=Path, metavar="FOLDER", help="make the page in this new folder")
+    return parser
+
+
+def main() -> None:
+    """Parse the arguments, export a model, and stream a text or make the page."""
+    parser = make_parser()
     arguments = parser.parse_args()
     if not 0 < arguments.temperature < math.inf:
         parser.error("the temperature must be finite, above 0.")
@@ -86,33 +160,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "model.onnx"
         try:
-            model = find_model(arguments.model)
-            params, config, tokenizer = model.load()
-            if config.data.tokenizer != "characters":
-                raise UserError(f"{arguments.model} is not a character model.")
-            unit = config.data.unit
-            prompt = arguments.prompt
-            if prompt is None:
-                prompt = "" if unit else default_prompt(model.text_sha256(), tokenizer)
-            read = units_of(prompt, unit)[-1] if unit else prompt  # from a zero state
-            tokens, _ = encode_text(tokenizer, read, unit)  # which says what it does not know
-            if not len(tokens):
-                raise UserError("the prompt needs a character.")
-            tokens, end = tokens.tolist(), end_token(tokenizer, unit)
-            save_onnx(path, params, config, tokenizer)  # which says what ONNX lacks
+            model = export(arguments.model, arguments.prompt, path)
         except UserError as error:
             parser.error(str(error))
-        if folder := arguments.page:
-            folder.mkdir(exist_ok=True)
-            shutil.copy(path, folder)
-            page = dict(characters=tokenizer.pieces, prompt=tokens, end=end)
-            page |= dict(temperature=arguments.temperature, num_tokens=arguments.num_tokens)
-            (folder / "page.json").write_text(json.dumps(page))
-            shutil.copy(PAGE, folder / "index.html")
+        folder = arguments.page
+        if folder:
+            make_page(folder, model, arguments.temperature, arguments.num_tokens)
             print(shlex.join(["python", "-m", "http.server", "--directory", str(folder)]))
             return
-        text = stream(path, tokens, end, arguments.temperature, arguments.seed)
-        print(prompt, end="")
+        text = stream(path, model.tokens, model.end, arguments.temperature, arguments.seed)
+        print(model.prompt, end="")
         for character in itertools.islice(text, arguments.num_tokens):
             print(character, end="", flush=True)
         print()

@@ -88,8 +88,10 @@ def act(key: jax.Array, state: State, action: jax.Array, s: Settings) -> tuple[S
     reward = jnp.where(state.asked & (action == state.first), 1.0, 0.0)
     done = jax.random.bernoulli(keys[0], s.end)
     shown = jax.random.randint(keys[1], (), 0, SYMBOLS)
-    after = State(jnp.array(False), state.first, shown, jax.random.bernoulli(keys[2], s.ask))
-    return jax.tree.map(partial(jnp.where, done), new_episode(keys[3]), after), reward, done
+    asked = jax.random.bernoulli(keys[2], s.ask)
+    after = State(jnp.array(False), state.first, shown, asked)
+    after = jax.tree.map(partial(jnp.where, done), new_episode(keys[3]), after)
+    return after, reward, done
 
 
 # --- The agent: a dense layer, a GRU, and a value for each action
@@ -97,7 +99,8 @@ def act(key: jax.Array, state: State, action: jax.Array, s: Settings) -> tuple[S
 
 def init(key: jax.Array, s: Settings) -> dict[str, Any]:
     """Draw the parameters."""
-    keys, H = jax.random.split(key, 3), s.hidden_dim
+    keys = jax.random.split(key, 3)
+    H = s.hidden_dim
     lecun = jax.nn.initializers.lecun_normal()
     return {
         "encoder": lecun(keys[0], (SYMBOLS + 2, H)),
@@ -159,23 +162,25 @@ def rollout(
         state, carry, starts = actors
         keys = jax.random.split(key, 3)
         x = jax.vmap(observe)(state)
-        q, after = q_step(params, x, carry, starts)
-        anything = jax.random.randint(keys[0], starts.shape, 0, SYMBOLS)
+        q, carry_after = q_step(params, x, carry, starts)
+        random_action = jax.random.randint(keys[0], starts.shape, 0, SYMBOLS)
         explores = jax.random.bernoulli(keys[1], s.epsilon, starts.shape)
-        action = jnp.where(explores, anything, q.argmax(-1))
-        of_envs = jax.random.split(keys[2], len(starts))
-        state, reward, done = jax.vmap(partial(act, s=s))(of_envs, state, action)
-        return Actors(state, after, done), Step(x, starts, carry, action, reward, done)
+        action = jnp.where(explores, random_action, q.argmax(-1))
+        env_keys = jax.random.split(keys[2], len(starts))
+        state, reward, done = jax.vmap(partial(act, s=s))(env_keys, state, action)
+        return Actors(state, carry_after, done), Step(x, starts, carry, action, reward, done)
 
     return jax.lax.scan(step, actors, jax.random.split(key, num_steps))
 
 
 def sample(replay: Step, oldest: jax.Array, key: jax.Array, s: Settings) -> Step:
     """Draw pieces (T, B, …) from the buffer, a ring whose oldest step is at this place."""
-    keys, T = jax.random.split(key), s.burn_in + s.learned + 1
+    keys = jax.random.split(key)
+    T = s.burn_in + s.learned + 1
     first = oldest + jax.random.randint(keys[0], (s.batch_size,), 0, s.capacity - T + 1)
     env = jax.random.randint(keys[1], (s.batch_size,), 0, s.num_envs)
-    return jax.tree.map(lambda a: a[(first + jnp.arange(T)[:, None]) % s.capacity, env], replay)
+    places = (first + jnp.arange(T)[:, None]) % s.capacity
+    return jax.tree.map(lambda a: a[places, env], replay)
 
 
 # --- Learning
@@ -183,22 +188,41 @@ def sample(replay: Step, oldest: jax.Array, key: jax.Array, s: Settings) -> Step
 
 def q_learned(params: dict[str, Any], piece: Step, s: Settings) -> jax.Array:
     """Return the values of a piece's steps after the burn-in."""
-    n, carry = s.burn_in, piece.carry[0] if s.stored else jnp.zeros_like(piece.carry[0])
+    n = s.burn_in
+    carry = piece.carry[0]
+    if not s.stored:
+        carry = jnp.zeros_like(carry)
     if n:
-        # of the carry that comes out, it would come too late: the burn-in would keep what it reads
-        fixed, x = jax.lax.stop_gradient((params, piece.x[:n]))
-        _, carry = q_unroll(fixed, x, carry, piece.starts[:n])
-    return q_unroll(params, piece.x[n:], carry, piece.starts[n:])[0]
+        # Of the carry that comes out, it would come too late: the burn-in would keep what it reads.
+        constants, x = jax.lax.stop_gradient((params, piece.x[:n]))
+        _, carry = q_unroll(constants, x, carry, piece.starts[:n])
+    q, _ = q_unroll(params, piece.x[n:], carry, piece.starts[n:])
+    return q
+
+
+def q_of(q: jax.Array, action: jax.Array) -> jax.Array:
+    """Return the values of these actions."""
+    return jnp.take_along_axis(q, action[..., None], -1)[..., 0]
 
 
 def loss_fn(params: dict[str, Any], target: dict[str, Any], piece: Step, s: Settings) -> jax.Array:
     """Return the mean of (r + γ Q'(s', argmax Q(s')) − Q(s, a))², which ends at `done`."""
-    pick = lambda q, action: jnp.take_along_axis(q, action[..., None], -1)[..., 0]
-    q, q_target = q_learned(params, piece, s), q_learned(target, piece, s)
+    q = q_learned(params, piece, s)
+    q_target = q_learned(target, piece, s)
     learned = jax.tree.map(lambda a: a[s.burn_in : -1], piece)
-    later = jnp.where(learned.done, 0, pick(q_target[1:], q[1:].argmax(-1)))
-    wanted = jax.lax.stop_gradient(learned.reward + s.gamma * later)
-    return ((pick(q[:-1], learned.action) - wanted) ** 2).mean()
+    later = jnp.where(learned.done, 0, q_of(q_target[1:], q[1:].argmax(-1)))
+    goal = jax.lax.stop_gradient(learned.reward + s.gamma * later)
+    return ((q_of(q[:-1], learned.action) - goal) ** 2).mean()
+
+
+class Learner(NamedTuple):
+    """The agent's weights and the older ones of its targets, and what it has seen."""
+
+    params: dict[str, Any]
+    target: dict[str, Any]
+    opt_state: optax.OptState
+    actors: Actors
+    replay: Step
 
 
 def train(key: jax.Array, s: Settings) -> dict[str, Any]:
@@ -206,27 +230,28 @@ def train(key: jax.Array, s: Settings) -> dict[str, Any]:
     keys = jax.random.split(key, 4)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(s.learning_rate))
 
-    def update(state: tuple, now: tuple) -> tuple[tuple, None]:
-        params, target, opt_state, actors, replay = state
+    def update(learner: Learner, now: tuple) -> tuple[Learner, None]:
+        params, target, opt_state, actors, replay = learner
         i, key = now
-        keys, place = jax.random.split(key), i * s.learned % s.capacity
-        actors, seen = rollout(params, keys[0], actors, s.learned, s)
-        replay = jax.tree.map(
-            lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new, place, 0), replay, seen
-        )
+        keys = jax.random.split(key)
+        place = i * s.learned % s.capacity
+        actors, new = rollout(params, keys[0], actors, s.learned, s)
+        replace = partial(jax.lax.dynamic_update_slice_in_dim, start_index=place, axis=0)
+        replay = jax.tree.map(replace, replay, new)
         piece = sample(replay, place + s.learned, keys[1], s)
         gradient = jax.grad(loss_fn)(params, target, piece, s)
         changes, opt_state = optimizer.update(gradient, opt_state)
         params = optax.apply_updates(params, changes)
         target = jax.tree.map(partial(jnp.where, i % s.target_every == 0), params, target)
-        return (params, target, opt_state, actors, replay), None
+        return Learner(params, target, opt_state, actors, replay), None
 
-    params, actors = init(keys[0], s), new_actors(keys[1], s.num_envs, s)
+    params = init(keys[0], s)
+    actors = new_actors(keys[1], s.num_envs, s)
     actors, replay = rollout(params, keys[2], actors, s.capacity, s)  # fills the buffer
-    state = params, params, optimizer.init(params), actors, replay
-    each = jnp.arange(s.updates), jax.random.split(keys[3], s.updates)
-    (params, *_), _ = jax.lax.scan(update, state, each)
-    return params
+    learner = Learner(params, params, optimizer.init(params), actors, replay)
+    steps = jnp.arange(s.updates), jax.random.split(keys[3], s.updates)
+    learner, _ = jax.lax.scan(update, learner, steps)
+    return learner.params
 
 
 def right_answers(
@@ -234,8 +259,10 @@ def right_answers(
 ) -> jax.Array:
     """Return the share of right answers in each part of 500 long episodes, without exploration."""
     s = s._replace(epsilon=0.0, end=0.0)
-    _, seen = rollout(params, key, new_actors(key, 500, s), num_steps, s)
-    right, asked = (a.reshape(num_parts, -1).sum(1) for a in (seen.reward, seen.x[..., -1]))
+    _, steps = rollout(params, key, new_actors(key, 500, s), num_steps, s)
+    is_asked = steps.x[..., -1]
+    right = steps.reward.reshape(num_parts, -1).sum(1)
+    asked = is_asked.reshape(num_parts, -1).sum(1)
     return right / asked
 
 
@@ -248,7 +275,8 @@ OPTIONS = {
     "num_envs": "environments side by side",
     "hidden_dim": "size of the memory",
 }
-STEPS, PARTS = 240, 6
+STEPS = 240  # of an episode in the test
+PARTS = 6
 
 
 def settings() -> tuple[int, Settings]:
@@ -256,12 +284,18 @@ def settings() -> tuple[int, Settings]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=1, metavar="N",
-                        help="train each with seeds 0, 1, … (1)")  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="train each with seeds 0, 1, … (1)"
+    )
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
     arguments = parser.parse_args()
     for name in ("seeds", *OPTIONS):
         if getattr(arguments, name) < 1:
@@ -273,24 +307,32 @@ def settings() -> tuple[int, Settings]:
     return arguments.seeds, s
 
 
+def shares_of(s: Settings, seeds: int) -> np.ndarray:
+    """Train agents; return how often they are right in each part of the test, in the median."""
+    train_once = jax.jit(partial(train, s=s))
+    test = jax.jit(partial(right_answers, num_steps=STEPS, num_parts=PARTS, s=s))
+    shares = []
+    for seed in range(seeds):
+        for_training, for_test = jax.random.split(jax.random.key(seed))
+        shares.append(test(train_once(for_training), for_test))
+    return np.median(shares, 0)
+
+
 def main() -> None:
     """Train agents in four ways, and print how often each is right."""
     seeds, s = settings()
     size = STEPS // PARTS
-    ages = "".join(f"{f'{i * size}–{(i + 1) * size - 1}':>9}" for i in range(PARTS))
-    print(f"right answers, by steps since the symbol (guesses: {1 / SYMBOLS:.0%})\n{'':24}{ages}")
+    ages = [f"{first}–{first + size - 1}" for first in range(0, STEPS, size)]
+    print(f"right answers, by steps since the symbol (guesses: {1 / SYMBOLS:.0%})")
+    print(" " * 24 + "".join(f"{age:>9}" for age in ages))
     for stored in (False, True):
         for burn_in in (0, s.burn_in):
             way = s._replace(stored=stored, burn_in=burn_in)
-            name = ("stored state" if stored else "zeros") + f", burn-in {burn_in}" * (burn_in > 0)
-            training = jax.jit(partial(train, s=way))
-            test = jax.jit(partial(right_answers, num_steps=STEPS, num_parts=PARTS, s=way))
+            name = "stored state" if stored else "zeros"
+            if burn_in:
+                name += f", burn-in {burn_in}"
             start = time.perf_counter()
-            shares = []
-            for seed in range(seeds):
-                for_training, for_test = jax.random.split(jax.random.key(seed))
-                shares.append(test(training(for_training), for_test))
-            row = "".join(f"{share:>9.0%}" for share in np.median(shares, 0))
+            row = "".join(f"{share:>9.0%}" for share in shares_of(way, seeds))
             print(f"{name:<24}{row}  {time.perf_counter() - start:4.0f} s", flush=True)
 
 

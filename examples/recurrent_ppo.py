@@ -52,8 +52,9 @@ def new_episode(key: jax.Array) -> State:
 
 def observe(state: State, delay: int) -> jax.Array:
     """Return the observation: the sign (0 after step 0), whether to answer, the time left."""
-    first, last = state.step == 0, state.step == delay
-    return jnp.stack([jnp.where(first, state.sign, 0), last, 1 - state.step / delay])
+    sign = jnp.where(state.step == 0, state.sign, 0)
+    is_last = state.step == delay
+    return jnp.stack([sign, is_last, 1 - state.step / delay])
 
 
 def act(key: jax.Array, state: State, action: jax.Array, delay: int) -> tuple[State, Any, Any]:
@@ -61,7 +62,8 @@ def act(key: jax.Array, state: State, action: jax.Array, delay: int) -> tuple[St
     done = state.step == delay
     reward = jnp.where(done, state.sign * (2 * action - 1), 0.0)
     after = State(state.step + 1, state.sign)
-    return jax.tree.map(partial(jnp.where, done), new_episode(key), after), reward, done
+    after = jax.tree.map(partial(jnp.where, done), new_episode(key), after)
+    return after, reward, done
 
 
 # --- The policy: a dense layer, a recurrent one, and heads for two actions and for the value
@@ -125,17 +127,22 @@ def dense(key: jax.Array, inputs: int, outputs: int) -> tuple[jax.Array, jax.Arr
 
 def no_memory(p: tuple, x: jax.Array, carry: jax.Array, starts: jax.Array) -> tuple[Any, Any]:
     """Compute a dense layer in place of a recurrent one."""
-    return jnp.tanh(x @ p[0] + p[1]), carry
+    W, b = p
+    return jnp.tanh(x @ W + b), carry
+
+
+def step_jaxgru(p: Any, x: jax.Array, carry: Any, starts: jax.Array) -> tuple[Any, Any]:
+    """Run a layer of jaxgru for one step."""
+    return jaxgru.step(p, x, carry, reset=starts)
+
+
+def unroll_jaxgru(p: Any, x: jax.Array, carry: Any, starts: jax.Array) -> tuple[Any, Any]:
+    """Run a layer of jaxgru."""
+    return jaxgru.unroll(p, x, carry, reset=starts, time_major=True)
 
 
 RNNS = {
-    "jaxgru": RNN(
-        init_gru,
-        step=lambda p, x, carry, starts: jaxgru.step(p, x, carry, reset=starts),
-        unroll=lambda p, x, carry, starts: jaxgru.unroll(
-            p, x, carry, reset=starts, time_major=True
-        ),
-    ),
+    "jaxgru": RNN(init_gru, step_jaxgru, unroll_jaxgru),
     "flax": RNN(init_flax, step_flax, unroll_flax),
     "none": RNN(dense, no_memory, no_memory),
 }
@@ -164,7 +171,9 @@ def policy(
     y, carry = rnn(params["rnn"], nn.relu(x @ W + b), carry, starts)
     W, b = params["heads"]
     out = y @ W + b
-    return jax.nn.log_softmax(out[..., :2]), out[..., 2], carry
+    log_p = jax.nn.log_softmax(out[..., :2])
+    value = out[..., 2]
+    return log_p, value, carry
 
 
 # --- PPO
@@ -233,13 +242,13 @@ def rollout(
         log_p = jnp.take_along_axis(log_p, action[:, None], 1)[:, 0]
         return Actors(state, carry, done), Rollout(x, starts, action, log_p, value, reward, done)
 
-    actors, seen = jax.lax.scan(step, actors, jax.random.split(key, s.num_steps))
+    actors, steps = jax.lax.scan(step, actors, jax.random.split(key, s.num_steps))
     x = jax.vmap(partial(observe, delay=s.delay))(actors.state)
     _, value, _ = policy(params, rnn.step, x, actors.carry, actors.starts)
-    return actors, seen, value
+    return actors, steps, value
 
 
-def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
+def advantages(steps: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
     """Compute Â_t = δ_t + γλ Â_{t+1} with δ_t = r_t + γ V_{t+1} − V_t, within episodes."""
 
     def step(later: tuple, now: Rollout) -> tuple[tuple, jax.Array]:
@@ -249,20 +258,26 @@ def advantages(seen: Rollout, last_value: jax.Array, s: Settings) -> jax.Array:
         return (advantage, now.value), advantage
 
     zeros = jnp.zeros_like(last_value)
-    return jax.lax.scan(step, (zeros, last_value), seen, reverse=True)[1]
+    _, all_advantages = jax.lax.scan(step, (zeros, last_value), steps, reverse=True)
+    return all_advantages
 
 
 def ppo_loss(
-    params: dict[str, Any], rnn: RNN, carry: Any, seen: Rollout, advantage: jax.Array,
+    params: dict[str, Any],
+    rnn: RNN,
+    carry: Any,
+    steps: Rollout,
+    advantage: jax.Array,
     s: Settings,
-) -> jax.Array:  # fmt: skip
+) -> jax.Array:
     """Compute the clipped surrogate loss + ½ the value's squared error − the entropy bonus."""
-    log_p, value, _ = policy(params, rnn.unroll, seen.x, carry, seen.starts)
-    taken = jnp.take_along_axis(log_p, seen.action[..., None], -1)[..., 0]
-    ratio = jnp.exp(taken - seen.log_p)
-    scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    surrogate = jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * scaled)
-    error = (value - (advantage + seen.value)) ** 2
+    log_p, value, _ = policy(params, rnn.unroll, steps.x, carry, steps.starts)
+    log_p_of_action = jnp.take_along_axis(log_p, steps.action[..., None], -1)[..., 0]
+    ratio = jnp.exp(log_p_of_action - steps.log_p)
+    clipped_ratio = jnp.clip(ratio, 1 - s.clip, 1 + s.clip)
+    weight = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    surrogate = jnp.minimum(ratio * weight, clipped_ratio * weight)
+    error = (value - (advantage + steps.value)) ** 2
     entropy = -(jnp.exp(log_p) * log_p).sum(-1)
     return -surrogate.mean() + 0.5 * error.mean() - s.entropy * entropy.mean()
 
@@ -286,17 +301,17 @@ def train(
         params, opt_state, actors = state
         keys = jax.random.split(key, 1 + s.epochs)
         carry = actors.carry  # before the rollout
-        actors, seen, last_value = rollout(params, rnn, keys[0], actors, s)
-        whole = seen, advantages(seen, last_value, s)
+        actors, steps, last_value = rollout(params, rnn, keys[0], actors, s)
+        batch = steps, advantages(steps, last_value, s)
 
         def epoch(state: tuple, key: jax.Array) -> tuple[tuple, None]:
             order = jax.random.permutation(key, s.num_envs).reshape(s.minibatches, -1)
-            batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), whole)
+            batches = jax.tree.map(lambda a: jnp.moveaxis(a[:, order], 1, 0), batch)
             carries = jax.tree.map(lambda h: h[order], carry)
             return jax.lax.scan(minibatch, state, (carries, *batches))
 
         (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), keys[1:])
-        return (params, opt_state, actors), seen.reward.sum() / seen.done.sum()
+        return (params, opt_state, actors), steps.reward.sum() / steps.done.sum()
 
     state = params, optimizer.init(params), new_actors(env_key, params, s)
     (params, _, _), returns = jax.lax.scan(update, state, jax.random.split(key, s.updates))
@@ -315,23 +330,48 @@ OPTIONS = {
 }
 
 
-def settings() -> tuple[dict[str, RNN], int, Settings]:
-    """Parse the arguments: which policies, how many seeds, and the settings."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rnn", nargs="+", choices=RNNS, default=[*RNNS],
-                        metavar="NAME", help=f"which to train: {' '.join(RNNS)} (all)")  # fmt: skip
-    parser.add_argument("--layer", choices=LAYERS,
-                        help="jaxgru's policy has this layer, with jaxgru's weights")  # fmt: skip
-    parser.add_argument("--init", choices=("orthogonal", "pytorch"), default="orthogonal",
-                        help="initial weights of --layer (orthogonal)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=3, metavar="N",
-                        help="train each with seeds 0, 1, … (3)")  # fmt: skip
+    parser.add_argument(
+        "--rnn",
+        nargs="+",
+        choices=RNNS,
+        default=[*RNNS],
+        metavar="NAME",
+        help=f"which to train: {' '.join(RNNS)} (all)",
+    )
+    parser.add_argument(
+        "--layer",
+        choices=LAYERS,
+        help="jaxgru's policy has this layer, with jaxgru's weights",
+    )
+    parser.add_argument(
+        "--init",
+        choices=("orthogonal", "pytorch"),
+        default="orthogonal",
+        help="initial weights of --layer (orthogonal)",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="train each with seeds 0, 1, … (3)"
+    )
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
+    return parser
+
+
+def settings() -> tuple[dict[str, RNN], int, Settings]:
+    """Parse the arguments: which policies, how many seeds, and the settings."""
+    parser = make_parser()
     arguments = parser.parse_args()
     s = Settings(**{name: getattr(arguments, name) for name in OPTIONS})
     for name in ("seeds", *OPTIONS):
@@ -351,7 +391,8 @@ def settings() -> tuple[dict[str, RNN], int, Settings]:
 def main() -> None:
     """Train the policies in turn, and print what they learned and how long it took."""
     rnns, seeds, s = settings()
-    inits, programs, seconds = {}, {}, {name: [] for name in rnns}
+    inits = {}
+    programs = {}
     for name, rnn in rnns.items():
         inits[name] = jax.jit(partial(init_policy, rnn=rnn, hidden_dim=s.hidden_dim))
         shapes = jax.eval_shape(inits[name], jax.random.key(0))
@@ -359,6 +400,8 @@ def main() -> None:
         programs[name] = program.lower(shapes, jax.random.key(0)).compile()
         count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         print(f"{name:<6} has {count:,} parameters")
+
+    seconds = {name: [] for name in rnns}
     for seed in range(seeds):
         init_key, key = jax.random.split(jax.random.key(seed))
         for name, program in programs.items():  # in turn, for a fair comparison
@@ -366,8 +409,10 @@ def main() -> None:
             start = time.perf_counter()
             _, returns = jax.block_until_ready(program(params, key))
             seconds[name].append(time.perf_counter() - start)
-            curve = " ".join(f"{p.mean():+.2f}" for p in np.array_split(returns, 10) if p.size)
+            parts = [part for part in np.array_split(returns, 10) if part.size]
+            curve = " ".join(f"{part.mean():+.2f}" for part in parts)
             print(f"{name:<6} seed {seed}: {seconds[name][-1]:5.1f} s, mean return {curve}")
+
     if {"jaxgru", "flax"} <= {*rnns}:
         ratios = np.divide(seconds["flax"], seconds["jaxgru"])
         print(

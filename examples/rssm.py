@@ -35,9 +35,19 @@ from matplotlib.figure import Figure
 import jaxgru
 from jaxgru.cells import Cell, struct
 
-VELOCITIES, NOISE, TAPS, ENDS = jnp.array([-0.15, -0.05, 0.05, 0.15]), 0.1, 0.05, 0.03
-GROUPS, CLASSES = 8, 8  # z consists of 8 choices, each of one class among 8
-PAST, FUTURE, SAMPLES = 20, 20, 16  # steps observed and imagined in a test, and how often
+VELOCITIES = jnp.array([-0.15, -0.05, 0.05, 0.15])
+NOISE = 0.1  # standard deviation of what is seen
+TAPS = 0.05  # how often the agent taps
+ENDS = 0.03  # how often an episode ends
+
+# z consists of 8 choices, each of one class among 8.
+GROUPS = 8
+CLASSES = 8
+
+# Steps observed and imagined in a test, and how often they are imagined.
+PAST = 20
+FUTURE = 20
+SAMPLES = 16
 
 
 class Step(NamedTuple):
@@ -49,24 +59,39 @@ class Step(NamedTuple):
     position: jax.Array
 
 
+class State(NamedTuple):
+    """The last action, whether an episode starts now, and the ball, each (B,)."""
+
+    action: jax.Array
+    starts: jax.Array
+    position: jax.Array
+    velocity: jax.Array
+
+
 def play(key: jax.Array, B: int, T: int, ends: float = ENDS) -> Step:
     """Return the first steps of some worlds."""
 
-    def step(now: tuple, key: jax.Array) -> tuple[tuple, Step]:
-        (action, starts, position, velocity), keys = now, jax.random.split(key, 4)
-        first_velocity, after_wall = jax.random.choice(keys[0], VELOCITIES, (2, B))
-        position = jnp.where(starts, jax.random.uniform(keys[1], (B,), minval=-1), position)
+    def step(state: State, key: jax.Array) -> tuple[State, Step]:
+        action, starts, position, velocity = state
+        keys = jax.random.split(key, 4)
+        first_velocity, velocity_after_wall = jax.random.choice(keys[0], VELOCITIES, (2, B))
+        first_position = jax.random.uniform(keys[1], (B,), minval=-1)
+        position = jnp.where(starts, first_position, position)
         velocity = jnp.where(starts, first_velocity, velocity)
-        seen = Step(action, position + NOISE * jax.random.normal(keys[2], (B,)), starts, position)
+        x = position + NOISE * jax.random.normal(keys[2], (B,))
         tap, done = jax.random.uniform(keys[3], (2, B)) < jnp.array([[TAPS], [ends]])
-        velocity = jnp.where(tap, -velocity, velocity)
-        moved = position + velocity
-        wall = jnp.clip(moved, -1, 1)
-        velocity = jnp.where(moved == wall, velocity, -wall * abs(after_wall))
-        return (tap.astype(float), done, 2 * wall - moved, velocity), seen
 
-    start = jnp.zeros(B), jnp.ones(B, bool), jnp.zeros(B), jnp.zeros(B)
-    return jax.lax.scan(step, start, jax.random.split(key, T))[1]
+        velocity = jnp.where(tap, -velocity, velocity)
+        next_position = position + velocity
+        wall = jnp.clip(next_position, -1, 1)  # or the position, between the walls
+        velocity = jnp.where(next_position == wall, velocity, -wall * abs(velocity_after_wall))
+        next_position = 2 * wall - next_position  # thrown back by the wall
+        after = State(tap.astype(float), done, next_position, velocity)
+        return after, Step(action, x, starts, position)
+
+    state = State(jnp.zeros(B), jnp.ones(B, bool), jnp.zeros(B), jnp.zeros(B))
+    _, steps = jax.lax.scan(step, state, jax.random.split(key, T))
+    return steps
 
 
 @struct
@@ -85,19 +110,22 @@ class DreamerParams(Cell):
         a = jnp.concatenate([h, x], axis=-1) @ self.W
         a = standardize(a, epsilon=1e-3) * self.gain + self.b
         reset, candidate, update = jnp.split(a, 3, axis=-1)
-        candidate, update = jnp.tanh(sigmoid(reset) * candidate), sigmoid(update - 1)
+        candidate = jnp.tanh(sigmoid(reset) * candidate)
+        update = sigmoid(update - 1)
         return update * candidate + (1 - update) * h
 
 
 def init(key: jax.Array, H: int) -> dict[str, Any]:
     """Draw the parameters: the core's, and those of networks with one hidden layer."""
-    keys, Z = jax.random.split(key, 7), GROUPS * CLASSES
-    matrix = lambda i, *shape: jax.nn.initializers.lecun_normal()(keys[i], shape)
+    keys = jax.random.split(key, 7)
+    Z = GROUPS * CLASSES
+    normal = jax.nn.initializers.lecun_normal()
+    W = normal(keys[0], (H + Z + 1, 3 * H))
     return {
-        "core": DreamerParams(matrix(0, H + Z + 1, 3 * H), jnp.ones(3 * H), jnp.zeros(3 * H)),
-        "prior": (matrix(1, H, H), matrix(2, H, Z)),
-        "posterior": (matrix(3, H + 1, H), matrix(4, H, Z)),
-        "decoder": (matrix(5, H + Z, H), matrix(6, H, 1)),
+        "core": DreamerParams(W, jnp.ones(3 * H), jnp.zeros(3 * H)),
+        "prior": (normal(keys[1], (H, H)), normal(keys[2], (H, Z))),
+        "posterior": (normal(keys[3], (H + 1, H)), normal(keys[4], (H, Z))),
+        "decoder": (normal(keys[5], (H + Z, H)), normal(keys[6], (H, 1))),
     }
 
 
@@ -120,35 +148,50 @@ def step(params: dict, state: tuple, key: jax.Array, action: jax.Array, x=None, 
     Where an episode starts, the core reads zeros in place of h, z and the action.
     """
     h, z = state
-    read = jnp.concatenate([z, action[:, None]], axis=-1)
-    read = read if starts is None else jnp.where(starts[:, None], 0, read)
-    h, _ = jaxgru.step(params["core"], read, h, reset=starts)
-    of_z = log_p(params["prior"], h) if x is None else log_p(params["posterior"], h, x[:, None])
-    p, drawn = jnp.exp(of_z), jax.nn.one_hot(jax.random.categorical(key, of_z), CLASSES)
-    z = (drawn + p - jax.lax.stop_gradient(p)).reshape(z.shape)  # the gradient is that of p
-    return (h, z), (h, z, of_z)
+    inputs = jnp.concatenate([z, action[:, None]], axis=-1)
+    if starts is not None:
+        inputs = jnp.where(starts[:, None], 0, inputs)
+    h, _ = jaxgru.step(params["core"], inputs, h, reset=starts)
+    if x is None:
+        log_p_z = log_p(params["prior"], h)
+    else:
+        log_p_z = log_p(params["posterior"], h, x[:, None])
+    p = jnp.exp(log_p_z)
+    sample = jax.nn.one_hot(jax.random.categorical(key, log_p_z), CLASSES)
+    z = (sample + p - jax.lax.stop_gradient(p)).reshape(z.shape)  # the gradient is that of p
+    return (h, z), (h, z, log_p_z)
 
 
-def observe(params: dict, seen: Step, keys: jax.Array) -> tuple[jax.Array, ...]:
+def observe(params: dict, steps: Step, keys: jax.Array) -> tuple[jax.Array, ...]:
     """Return h, z and log p of each step (T, B, …), as the posterior draws them."""
-    B = seen.x.shape[1]
+    B = steps.x.shape[1]
     zeros = jaxgru.initial_carry(params["core"], B), jnp.zeros((B, GROUPS * CLASSES))
-    each = keys, seen.action, seen.x, seen.starts
-    return jax.lax.scan(lambda state, now: step(params, state, *now), zeros, each)[1]
+    inputs = keys, steps.action, steps.x, steps.starts
+    _, outputs = jax.lax.scan(lambda state, now: step(params, state, *now), zeros, inputs)
+    return outputs
 
 
 def imagine(params: dict, state: tuple, actions: jax.Array, keys: jax.Array) -> tuple:
     """Return h, z and log p after each of some actions (T, B), as the prior draws them."""
-    return jax.lax.scan(lambda state, now: step(params, state, *now), state, (keys, actions))[1]
+    inputs = keys, actions
+    _, outputs = jax.lax.scan(lambda state, now: step(params, state, *now), state, inputs)
+    return outputs
 
 
-def loss_fn(params: dict, seen: Step, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def kl(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """Return the divergence of q from p, over all groups of z."""
+    return (jnp.exp(log_p) * (log_p - log_q)).sum((-2, -1))
+
+
+def loss_fn(params: dict, steps: Step, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the loss, and the decoder's squared error in units of the noise."""
-    h, z, posterior = observe(params, seen, jax.random.split(key, len(seen.x)))
-    prior, fixed = log_p(params["prior"], h), jax.lax.stop_gradient
-    kl = lambda log_p, log_q: (jnp.exp(log_p) * (log_p - log_q)).sum((-2, -1))
-    divergence = kl(fixed(posterior), prior) + 0.1 * kl(posterior, fixed(prior))
-    error = jnp.square((network(params["decoder"], h, z)[..., 0] - seen.x) / NOISE).mean()
+    h, z, posterior = observe(params, steps, jax.random.split(key, len(steps.x)))
+    prior = log_p(params["prior"], h)
+    learned_by_prior = kl(jax.lax.stop_gradient(posterior), prior)
+    learned_by_posterior = kl(posterior, jax.lax.stop_gradient(prior))
+    divergence = learned_by_prior + 0.1 * learned_by_posterior
+    x = network(params["decoder"], h, z)[..., 0]
+    error = jnp.square((x - steps.x) / NOISE).mean()
     return error / 2 + divergence.mean(), error
 
 
@@ -159,24 +202,29 @@ def train(key: jax.Array, updates: int, hidden_dim: int = 64) -> dict[str, Any]:
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
 
     def update(state: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
-        (params, moments), keys = state, jax.random.split(key)
-        gradient, error = jax.grad(loss_fn, has_aux=True)(params, play(keys[0], 16, 40), keys[1])
+        params, moments = state
+        keys = jax.random.split(key)
+        steps = play(keys[0], 16, 40)
+        gradient, error = jax.grad(loss_fn, has_aux=True)(params, steps, keys[1])
         changes, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, changes), moments), error
 
     params = init(keys[0], hidden_dim)
-    state, run = (params, optimizer.init(params)), jax.jit(partial(jax.lax.scan, update))
-    each, size = jax.random.split(keys[1], updates), max(updates // 5, 1)
+    moments = optimizer.init(params)
+    run = jax.jit(partial(jax.lax.scan, update))
+    update_keys = jax.random.split(keys[1], updates)
+    size = max(updates // 5, 1)
     for i in range(0, updates, size):
-        state, errors = run(state, each[i : i + size])
+        (params, moments), errors = run((params, moments), update_keys[i : i + size])
         print(f"update {i + len(errors):5}  error² / noise² {errors.mean():5.2f}", flush=True)
-    return state[0]
+    return params
 
 
 @jax.jit
 def futures(params: dict, world: Step, key: jax.Array) -> jax.Array:
     """Return positions (FUTURE, B, SAMPLES) as imagined after the first PAST observations."""
-    keys, past = jax.random.split(key), jax.tree.map(lambda a: a[:PAST], world)
+    keys = jax.random.split(key)
+    past = jax.tree.map(lambda a: a[:PAST], world)
     h, z, _ = observe(params, past, jax.random.split(keys[0], PAST))
     last = jnp.repeat(h[-1], SAMPLES, axis=0), jnp.repeat(z[-1], SAMPLES, axis=0)
     actions = jnp.repeat(world.action[PAST:], SAMPLES, axis=1)
@@ -195,8 +243,8 @@ def draw(figure: Figure, world: Step, imagined: jax.Array) -> None:
     axes.set_xlabel("steps after the last observation")
 
 
-def main() -> None:
-    """Parse the arguments, train, and compare imagined balls with true ones."""
+def options() -> argparse.Namespace:
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -209,35 +257,43 @@ def main() -> None:
         metavar="PATH",
         help="an .svg or .png of observed, true and imagined balls",
     )
-    options = parser.parse_args()
-    if options.updates < 1:
+    arguments = parser.parse_args()
+    if arguments.updates < 1:
         parser.error("--updates must be above 0.")
-    if not 0 <= options.seed < 2**32:
+    if not 0 <= arguments.seed < 2**32:
         parser.error("--seed must be from 0 to 2³² − 1.")
-    if options.figure is not None:
-        if not options.figure.endswith((".svg", ".png")):
-            parser.error(f"--figure is {options.figure}; it must end in .svg or .png.")
-        if not os.access(Path(options.figure).parent, os.W_OK):
-            parser.error(f"--figure is {options.figure}, and no file can be created there.")
-    keys = jax.random.split(jax.random.key(options.seed), 3)
-    params = train(keys[0], options.updates)
+    figure = arguments.figure
+    if figure is not None:
+        if not figure.endswith((".svg", ".png")):
+            parser.error(f"--figure is {figure}; it must end in .svg or .png.")
+        if not os.access(Path(figure).parent, os.W_OK):
+            parser.error(f"--figure is {figure}, and no file can be created there.")
+    return arguments
+
+
+def main() -> None:
+    """Train, and compare imagined balls with true ones."""
+    arguments = options()
+    keys = jax.random.split(jax.random.key(arguments.seed), 3)
+    params = train(keys[0], arguments.updates)
 
     world = play(keys[1], 500, PAST + FUTURE, ends=0)
     imagined = futures(params, world, keys[2])
-    forgetful = futures(params, world._replace(starts=jnp.ones_like(world.starts)), keys[2])
+    always_reset = world._replace(starts=jnp.ones_like(world.starts))
+    imagined_with_resets = futures(params, always_reset, keys[2])
     means = {
         "the last observation": world.x[PAST - 1],
-        "imagined, reset at each observation": forgetful.mean(-1),
+        "imagined, reset at each observation": imagined_with_resets.mean(-1),
         "imagined": imagined.mean(-1),
     }
     print("root mean square error of the position, 1, 2, 5, 10 and 20 steps later, in 500 worlds:")
     for name, mean in means.items():
         errors = jnp.sqrt(jnp.square(mean - world.position[PAST:]).mean(1))
         print(f"  {name:<35}", *(f"{errors[k - 1]:.2f}" for k in (1, 2, 5, 10, 20)), sep="  ")
-    if options.figure:
+    if arguments.figure:
         figure = Figure(figsize=(5.2, 5), layout="constrained")
         draw(figure, world, imagined)
-        figure.savefig(options.figure)
+        figure.savefig(arguments.figure)
 
 
 if __name__ == "__main__":

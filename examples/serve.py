@@ -28,6 +28,7 @@ from jaxgru.lm.generation import Options
 
 MOST_STATES = 1000  # kept; the oldest are dropped first, and a text after one of them begins anew
 MOST_BYTES = 2**16  # of a question
+FIELDS = {field.name for field in dataclasses.fields(Options)}
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>jaxgru</title>
@@ -59,64 +60,101 @@ PAGE = """<!doctype html>
 """
 
 
-def server_of(model: str, port: int) -> ThreadingHTTPServer:
+class Model:
+    """A model, and the states after its texts, by their numbers."""
+
+    def __init__(self, name):
+        self.params, self.config, self.tokenizer = lm.load(name)
+        self.states = OrderedDict()
+        self.numbers = itertools.count(1)
+
+    def text(self, question):
+        """Return an iterator over the text that a question asks for.
+
+        Raises:
+          ValueError: it cannot be written; the message says why.
+        """
+        prompt = question.pop("prompt")
+        after = question.pop("after", None)
+        str(prompt).encode()  # half a surrogate pair, which JSON can hold, is no text
+        if type(after) not in (int, type(None)):
+            raise UserError(f"after is {after!r}; it must be a number that State gave.")
+        unknown = question.keys() - FIELDS
+        if unknown:
+            raise UserError(f"there is no field {min(unknown)!r}, only {sorted(FIELDS)}.")
+        defaults = {"num_tokens": 200, "seed": next(self.numbers), "unit": self.config.data.unit}
+        options = Options(**defaults | question)  # whose values `stream_text` checks
+        carry = self.states.get(after)
+        return lm.stream_text(self.params, self.tokenizer, prompt, options, carry=carry)
+
+    def keep(self, number, carry):
+        """Keep the state after a text, and drop the oldest states."""
+        self.states[number] = carry
+        while len(self.states) > MOST_STATES:
+            self.states.popitem(last=False)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with the page, or with the text that a question asks for."""
+
+    timeout = 10  # seconds for which a client may neither send nor read
+
+    def do_GET(self):
+        self.begin(200, "text/html")
+        self.wfile.write(PAGE.encode())
+
+    def do_POST(self):
+        model = self.server.model
+        try:
+            text = model.text(self.question())
+        except (ValueError, RecursionError, TimeoutError) as error:
+            self.begin(400, "text/plain")
+            self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
+            return
+        number = next(model.numbers)
+        self.begin(200, "text/plain", State=number)
+        try:
+            for piece in text:
+                self.wfile.write(piece.encode())
+                self.wfile.flush()
+        except ConnectionError:
+            return  # the reader has gone, so nothing more is generated
+        finally:
+            model.keep(number, text.carry)
+
+    def question(self):
+        """Read the question; raise a ValueError if it is none."""
+        size = self.headers.get("Content-Length", "")
+        if not size.isdecimal() or int(size) > MOST_BYTES:
+            raise UserError(f"Content-Length is {size!r}; it must be 0 to {MOST_BYTES}.")
+        question = json.loads(self.rfile.read(int(size)))
+        if not (isinstance(question, dict) and "prompt" in question):
+            raise UserError('the question must be like {"prompt": "ROMEO: "}.')
+        return question
+
+    def begin(self, code, kind, **headers):
+        """Begin an answer of this kind."""
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()  # without a length: HTTP/1.0 ends an answer with the connection
+
+    def log_message(self, format, *args):
+        """Print nothing for each request."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a model on this machine."""
+
+    def __init__(self, model, port):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.model = model
+
+
+def server_of(model: str, port: int) -> Server:
     """Return the server of a model that `lm.load` knows; port 0 is any that is free."""
-    params, config, tokenizer = lm.load(model)
-    states, numbers = OrderedDict(), itertools.count(1)
-    names = {field.name for field in dataclasses.fields(Options)}
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # seconds for which a client may neither send nor read
-
-        def do_GET(self):
-            self.begin(200, "text/html")
-            self.wfile.write(PAGE.encode())
-
-        def do_POST(self):
-            try:
-                size = self.headers.get("Content-Length", "")
-                if not size.isdecimal() or int(size) > MOST_BYTES:
-                    raise UserError(f"Content-Length is {size!r}; it must be 0 to {MOST_BYTES}.")
-                question = json.loads(self.rfile.read(int(size)))
-                if not (isinstance(question, dict) and "prompt" in question):
-                    raise UserError('the question must be like {"prompt": "ROMEO: "}.')
-                prompt, after = question.pop("prompt"), question.pop("after", None)
-                str(prompt).encode()  # half a surrogate pair, which JSON can hold, is no text
-                if type(after) not in (int, type(None)):
-                    raise UserError(f"after is {after!r}; it must be a number that State gave.")
-                if unknown := question.keys() - names:
-                    raise UserError(f"there is no field {min(unknown)!r}, only {sorted(names)}.")
-                defaults = {"num_tokens": 200, "seed": next(numbers), "unit": config.data.unit}
-                options = Options(**defaults | question)  # whose values `stream_text` checks
-                text = lm.stream_text(params, tokenizer, prompt, options, carry=states.get(after))
-            except (ValueError, RecursionError, TimeoutError) as error:
-                self.begin(400, "text/plain")
-                self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
-                return
-            state = next(numbers)
-            self.begin(200, "text/plain", State=state)
-            try:
-                for piece in text:
-                    self.wfile.write(piece.encode())
-                    self.wfile.flush()
-            except ConnectionError:
-                return  # the reader has gone, so nothing more is generated
-            finally:
-                states[state] = text.carry
-                while len(states) > MOST_STATES:
-                    states.popitem(last=False)
-
-        def begin(self, code, kind, **headers):
-            self.send_response(code)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            for name, value in headers.items():
-                self.send_header(name, str(value))
-            self.end_headers()  # without a length: HTTP/1.0 ends an answer with the connection
-
-        def log_message(self, format, *args):
-            """Print nothing for each request."""
-
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return Server(Model(model), port)
 
 
 def main() -> None:

@@ -44,9 +44,10 @@ class LSTMCell(nn.Module):
     def __init__(self, E, H):
         super().__init__()
         for gate in "fiog":
+            bias = 1.0 if gate == "f" else 0.0
             setattr(self, f"W_{gate}_x", nn.Linear(E, H, bias=False))
             setattr(self, f"W_{gate}_h", nn.Linear(H, H, bias=False))
-            setattr(self, f"b_{gate}", nn.Parameter(torch.full((H,), float(gate == "f"))))
+            setattr(self, f"b_{gate}", nn.Parameter(torch.full((H,), bias)))
 
     def forward(self, x, state):
         h, c = state
@@ -69,16 +70,19 @@ class RNNCell(nn.Module):
         self.Wh = nn.Linear(H, H, bias=False)
 
     def forward(self, x, state):
-        return (torch.tanh(self.Wx(x) + self.Wh(state[0])),)
+        (h,) = state
+        return (torch.tanh(self.Wx(x) + self.Wh(h)),)
 
 
 def unroll(cell, x, state, mask=None):
     """Apply a cell over time to x (B, T, E). A mask (B, T, H) multiplies h' in the recurrence."""
     outputs = []
     for t in range(x.shape[1]):
-        h, *rest = cell(x[:, t], state)
-        state = (h if mask is None else h * mask[:, t], *rest)
-        outputs.append(state[0])
+        h, *c = cell(x[:, t], state)
+        if mask is not None:
+            h = h * mask[:, t]
+        state = (h, *c)
+        outputs.append(h)
     return torch.stack(outputs, dim=1), state
 
 
@@ -91,21 +95,25 @@ class LanguageModel(nn.Module):
 
     def __init__(self, H, p, site):
         super().__init__()
-        self.hidden_dim, self.dropout, self.site = H, p, site
+        self.hidden_dim = H
+        self.dropout = p
+        self.site = site
 
     def forward(self, tokens, carry=None, masks=None):
         """Return logits (B, T, V) and the new carry. masks: (B, T, H) per layer, 0 or 1/(1 − p)."""
         embedding, cells, norm, head = self.parts()
-        last = len(cells) - 1
         carry = carry or self.initial_carry(len(tokens))
         if masks is None and self.training and self.dropout > 0:
             ones = embedding.weight.new_ones(*tokens.shape, self.hidden_dim)
             masks = [dropout(ones, self.dropout) for _ in cells]
-        x, new_carry = embedding(tokens), []
+        x = embedding(tokens)
+        new_carry = []
         for i, (cell, state) in enumerate(zip(cells, carry, strict=True)):
-            x, state = unroll(cell, x, state, masks[i] if masks and self.site == "state" else None)
-            if masks and (self.site, i == last) in [("between", False), ("output", True)]:
-                x = x * masks[i]
+            mask = masks[i] if masks else None
+            x, state = unroll(cell, x, state, mask if self.site == "state" else None)
+            site_after = "output" if i == len(cells) - 1 else "between"
+            if mask is not None and self.site == site_after:
+                x = x * mask
             new_carry.append(state)
         return head(norm(x)), new_carry
 
@@ -118,10 +126,19 @@ class LanguageModel(nn.Module):
 class MyGRUModel(LanguageModel):
     """The study's Astra and Scribe."""
 
-    cell, cell_name = GRUCell, "grucell"
+    cell = GRUCell
+    cell_name = "grucell"
 
-    def __init__(self, vocab_size, embd_dim, hidden_dim, num_layers=1, dropout=0.0, site="state",
-                 **cell_options):  # fmt: skip
+    def __init__(
+        self,
+        vocab_size,
+        embd_dim,
+        hidden_dim,
+        num_layers=1,
+        dropout=0.0,
+        site="state",
+        **cell_options,
+    ):
         super().__init__(hidden_dim, dropout, site)
         inputs = [embd_dim] + [hidden_dim] * (num_layers - 1)
         cells = [self.cell(E, hidden_dim, **cell_options) for E in inputs]
@@ -149,14 +166,14 @@ class ScribeAsPublished(MyGRUModel):
 class MyRNNModel(MyGRUModel):
     """The vanilla RNN (Elman 1990), in the same style."""
 
-    cell, cell_name = RNNCell, "rnncell"
+    cell = RNNCell
+    cell_name = "rnncell"
 
 
 class MyLSTMModel(LanguageModel):
     """The study's Leviathan: LayerNorm after dropout, before the head."""
 
-    def __init__(self, vocab_size, in_features, hidden_dim, n_layers=1, dropout=0.0,
-                 site="output"):  # fmt: skip
+    def __init__(self, vocab_size, in_features, hidden_dim, n_layers=1, dropout=0.0, site="output"):
         super().__init__(hidden_dim, dropout, site)
         inputs = [in_features] + [hidden_dim] * (n_layers - 1)
         self.embeddings = nn.Embedding(vocab_size, in_features)
@@ -168,17 +185,20 @@ class MyLSTMModel(LanguageModel):
         )
 
     def parts(self):
-        cells, head = self.lstm_layer["layers"], self.linear_projection["linear_projection"]
+        cells = self.lstm_layer["layers"]
+        head = self.linear_projection["linear_projection"]
         return self.embeddings, cells, self.layer_norm, head
 
 
 def load(path):
     """Load the model of one of the study's .pth files, in evaluation mode."""
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    if saved["model_class"] == "MyGRUModel":
-        cls, names = MyGRUModel, ["vocab_size", "embd_dim", "hidden_dim", "num_layers", "dropout"]
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    if checkpoint["model_class"] == "MyGRUModel":
+        cls = MyGRUModel
+        sizes = ["vocab_size", "embd_dim", "hidden_dim", "num_layers", "dropout"]
     else:
-        cls, names = MyLSTMModel, ["vocab_size", "in_features", "hidden_dim", "n_layers", "dropout"]
-    model = cls(*(saved[name] for name in names))
-    model.load_state_dict(saved["state_dict"], strict=True)
+        cls = MyLSTMModel
+        sizes = ["vocab_size", "in_features", "hidden_dim", "n_layers", "dropout"]
+    model = cls(*(checkpoint[name] for name in sizes))
+    model.load_state_dict(checkpoint["state_dict"], strict=True)
     return model.eval()

@@ -16,8 +16,19 @@ def distribution(logits, temperature=1.0, top_k=None, top_p=None):
 
 
 @torch.no_grad()
-def generate(model, prompt, num_tokens, carry=None, *, temperature=1.0, top_k=None, top_p=None,
-             stateful=True, whole_prompt=True, generator=None):  # fmt: skip
+def generate(
+    model,
+    prompt,
+    num_tokens,
+    carry=None,
+    *,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    stateful=True,
+    whole_prompt=True,
+    generator=None,
+):
     """Return tokens (B, num_tokens) after a prompt (B, P), and the carry; temperature 0 is greedy.
 
     With stateful=False, the state is reset to zero before every token. With whole_prompt=False,
@@ -25,9 +36,12 @@ def generate(model, prompt, num_tokens, carry=None, *, temperature=1.0, top_k=No
     """
     if stateful and whole_prompt and prompt.shape[1] > 1:
         _, carry = model(prompt[:, :-1], carry)
-    token, tokens = prompt[:, -1:], []
+    token = prompt[:, -1:]
+    tokens = []
     for _ in range(num_tokens):
-        logits, carry = model(token, carry if stateful else None)
+        if not stateful:
+            carry = None
+        logits, carry = model(token, carry)
         if temperature == 0:
             token = logits[:, -1].argmax(dim=-1, keepdim=True)
         else:

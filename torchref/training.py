@@ -9,7 +9,8 @@ def make_optimizer(model, learning_rate, epochs, weight_decay=0.01):
     optimizer = torch.optim.AdamW(
         model.parameters(), learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
     )
-    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    return optimizer, schedule
 
 
 def loss_fn(model, inputs, targets, carry=None, masks=None):
@@ -31,6 +32,8 @@ def train_step(model, optimizer, inputs, targets, masks=None, max_grad_norm=1.0)
 def train_epoch(model, optimizer, schedule, batches, max_grad_norm=1.0):
     """Train on batches (inputs, targets) or (inputs, targets, masks); return each step's loss."""
     model.train()
-    losses = [train_step(model, optimizer, *b, max_grad_norm=max_grad_norm) for b in batches]
+    losses = []
+    for batch in batches:
+        losses.append(train_step(model, optimizer, *batch, max_grad_norm=max_grad_norm))
     schedule.step()
     return losses

@@ -10,7 +10,7 @@ import numpy as np
 from jax import export
 from jaxtyping import Array, Float
 
-from jaxgru.errors import shown, type_name
+from jaxgru.printing import shown, type_name
 
 AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
 Tree: TypeAlias = Any  # a pytree of arrays; PyTree of jaxtyping is unknown to type checkers

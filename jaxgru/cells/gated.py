@@ -16,7 +16,8 @@ from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import dot
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import check_one_of, shown
+from jaxgru.errors import check_one_of
+from jaxgru.printing import shown
 
 StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
 Function: TypeAlias = Callable[[Array], Array]

@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxgru.cells.promotion import widest
-from jaxgru.errors import UserError, check_one_of, check_whole, shown, type_name
+from jaxgru.errors import UserError, check_one_of, check_whole
+from jaxgru.printing import shown, type_name
 
 DEFAULTS: dict[str, tuple[Initializer | None, ...]] = {
     "orthogonal": (lecun_normal(), orthogonal(), zeros),

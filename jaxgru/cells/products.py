@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from jaxgru.cells.carry import Size
 from jaxgru.cells.promotion import at_least_float32, vary_alike, widest
-from jaxgru.errors import shown
+from jaxgru.printing import shown
 
 T = TypeVar("T")
 AxesPair: TypeAlias = tuple[Sequence[int], Sequence[int]]  # of each factor

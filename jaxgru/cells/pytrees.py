@@ -12,7 +12,7 @@ import jax
 from jax import export
 from jax.tree_util import GetAttrKey
 
-from jaxgru.errors import shown
+from jaxgru.printing import shown
 
 T = TypeVar("T")
 Values: TypeAlias = tuple[Any, ...]  # of fields

@@ -12,7 +12,7 @@ import jax
 
 from jaxgru.cli.completion import completion_script
 from jaxgru.cli.options import Parser, run_command, run_script
-from jaxgru.errors import nearest
+from jaxgru.printing import nearest
 
 COMMANDS = {
     "train": "train a model, train it further, or resume a run",
@@ -40,10 +40,12 @@ def main() -> NoReturn:
 
 
 def _without_command() -> None:
+    """Print a completion script or the help, or refuse a command that there is not."""
     parser = make_parser()
-    if (name := "".join(sys.argv[1:2])) and not name.startswith("-"):
-        meant = nearest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
-        parser.error(f"there is no command {name}; {meant}.")
+    name = "".join(sys.argv[1:2])
+    if name and not name.startswith("-"):
+        suggestion = nearest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+        parser.error(f"there is no command {name}; {suggestion}.")
     shell = parser.parse_args().print_completion
     if shell is None:
         parser.print_help()
@@ -58,16 +60,18 @@ def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
         ["sample --prompt 'ROMEO: '", "train astra_alpha", "evaluate runs/astra_alpha"],
         usage="COMMAND [options]",
     )
-    versions = version("jaxgru"), jax.__version__, platform.python_version()
     parser.add_argument(
-        "--version", action="version", version="jaxgru {}, JAX {}, Python {}".format(*versions),
+        "--version",
+        action="version",
+        version=_versions(),
         help="print the versions of jaxgru, JAX and Python, and exit",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--print-completion", choices=["bash", "zsh", "fish"],
+        "--print-completion",
+        choices=["bash", "zsh", "fish"],
         help="print a shell's completion script; bash looks for it in "
         "~/.local/share/bash-completion/completions/jaxgru",
-    )  # fmt: skip
+    )
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser
     )
@@ -75,3 +79,8 @@ def make_parser(parsers: dict[str, Parser] | None = None) -> Parser:
         parents = [parsers[name]] if parsers else []
         commands.add_parser(name, help=line, parents=parents, add_help=False)
     return parser
+
+
+def _versions() -> str:
+    python = platform.python_version()
+    return f"jaxgru {version('jaxgru')}, JAX {jax.__version__}, Python {python}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,11 +26,20 @@ def completion_script(
 
     values = dict.fromkeys(("config", "--config"), config_names())
     values |= dict.fromkeys(("model", "source", "--init"), pretrained_names())
-    parsers = {name: importlib.import_module(f"jaxgru.cli.{name}").make_parser() for name in names}
-    for action in (action for parser in parsers.values() for action in parser._actions):
-        name = (action.option_strings or [action.dest])[0]
-        if name in values:  # where none fits, bash offers files
-            action.choices = values[name]
-        elif action.type in (None, Path, str) and action.nargs != 0 and not action.choices:
-            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
+    parsers: dict[str, Parser] = {}
+    for command in names:
+        module = importlib.import_module(f"jaxgru.cli.{command}")
+        parsers[command] = module.make_parser()
+        for action in parsers[command]._actions:
+            name = (action.option_strings or [action.dest])[0]
+            if name in values:  # where none fits, bash offers files
+                action.choices = values[name]
+            elif _takes_text(action):
+                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab reads it
     return shtab.complete(join(parsers), shell)
+
+
+def _takes_text(action: argparse.Action) -> bool:
+    """Return whether an option or a word may be any text, such as the name of a file."""
+    takes_value = action.nargs != 0 and not action.choices
+    return takes_value and action.type in (None, Path, str)

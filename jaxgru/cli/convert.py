@@ -16,10 +16,13 @@ def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
         __doc__,
-        ["convert runs/astra_alpha astra_alpha.safetensors",
-         "convert Astra-alpha.pth astra_alpha.safetensors", "convert astra_beta astra_beta.onnx"],
+        [
+            "convert runs/astra_alpha astra_alpha.safetensors",
+            "convert Astra-alpha.pth astra_alpha.safetensors",
+            "convert astra_beta astra_beta.onnx",
+        ],
         usage="IN OUT [options]",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "source", metavar="IN", help=f"a pretrained model, the folder of a run, or a {NAMES} file"
     )
@@ -32,17 +35,24 @@ def make_parser() -> Parser:
 def main() -> None:
     """Parse and check the arguments, load the model and save it."""
     arguments = make_parser().parse_args()
-    model, target = find_model(arguments.source), arguments.target
+    model = find_model(arguments.source)
+    target = arguments.target
     check(model, target, arguments.force)
     params, config, tokenizer = model.load(arguments.epoch)
-    save, place = format_to_write(target).save, target.resolve()  # a link stays
+    format = format_to_write(target)
     with written(target):
-        save(place, params, config, tokenizer, model.text_sha256())
+        # Resolved, so that a link stays one.
+        format.save(target.resolve(), params, config, tokenizer, model.text_sha256())
     print(f"{config.name} written to {target}")
 
 
 def check(model: Found, target: Path, force: bool) -> None:
-    """Raise InteropError, before anything slow starts, if the target cannot be written."""
+    """Check, before anything slow starts, that the target can be written.
+
+    Raises:
+      InteropError: the target exists, or would be a mere copy.
+      MissingPackage: its format needs a package that is not installed.
+    """
     format = format_to_write(target)
     if model.format is format and model.path.parent != FOLDER:
         raise InteropError(f"{model.path} is already a {target.suffix} file; copy it instead.")

@@ -11,15 +11,15 @@ import itertools
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxgru.analysis import measures
 from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subject, measure
 from jaxgru.analysis.ngrams import NGram, count_ngrams
-from jaxgru.cli.options import Parser, trained_model, write_output
-from jaxgru.errors import UserError, counted, needs, printable
+from jaxgru.cli.options import Parser, trained_model, value_of, write_output
+from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import Config, DataConfig, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset, reads_newlines
@@ -28,6 +28,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
 from jaxgru.lm.evaluation import in_units, score_lines
 from jaxgru.lm.model import Params
+from jaxgru.printing import counted, printable
 
 with needs("train"):
     from rich.console import Console
@@ -36,35 +37,66 @@ with needs("train"):
     from rich.text import Text
 
 
-ASKED = {name: f"--{name.replace('_', '-')}" for name, row in MEASURES.items() if row.help}
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name, row in MEASURES.items() if row.help}
 """The options that ask for a measure, by its name."""
+
+
+class Task(NamedTuple):
+    """A model, and what it is evaluated on: another text, or the dataset of its own text."""
+
+    model: Params | NGram
+    config: Config
+    tokenizer: Tokenizer
+    text: Corpus | Dataset
+
+    def title(self, arguments: Namespace) -> str:
+        """Return what the tables are about."""
+        data = self.config.data
+        name = data.corpus if isinstance(self.model, NGram) else self.config.name
+        place = self.text.source.removeprefix("the file ")
+        if isinstance(self.text, Corpus):
+            return f"{name} on all of {place}"
+        if arguments.text is not None and not data.validation:
+            return f"{name} on the validation split of {place}"
+        return name
 
 
 def make_parser() -> Parser:
     """Return the parser of this command's options."""
     parser = Parser(
         __doc__,
-        ["evaluate runs/astra_alpha", "evaluate astra_alpha",
-         "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv",
-         "evaluate mine.safetensors --text names.txt --lines", "evaluate --ngram 2"],
+        [
+            "evaluate runs/astra_alpha",
+            "evaluate astra_alpha",
+            "evaluate mine.safetensors --text hamlet.txt --output hamlet.csv",
+            "evaluate mine.safetensors --text names.txt --lines",
+            "evaluate --ngram 2",
+        ],
         usage="(MODEL | --ngram ORDER) [options]",
-    )  # fmt: skip
+    )
     parser.add_model()
     add = parser.add_argument_group("measures").add_argument
-    # fmt: off
-    add("--text", metavar="FILE",
+    add(
+        "--text",
+        metavar="FILE",
         help="text to score as a whole; - reads standard input. If the model's own text has moved, "
-        "give it here: it is read and split as in training")
+        "give it here: it is read and split as in training",
+    )
     parser.add_encoding(add, "--text")
     add("--validation", metavar="FILE", help="the model's own data.validation, if it has moved")
-    add("--output", type=Path,
+    add(
+        "--output",
+        type=Path,
         help=".csv file to write: position, token and nats of each token but the first, over one "
-        "stream, or the table of --lines; an older file is replaced")
-    add("--lines", action="store_true",
+        "stream, or the table of --lines; an older file is replaced",
+    )
+    add(
+        "--lines",
+        action="store_true",
         help="score each line of --text alone, from its first token on: a table of number, nats, "
-        "tokens, nats per token and text, on standard output if there is no --output")
-    # fmt: on
-    for name, option in ASKED.items():
+        "tokens, nats per token and text, on standard output if there is no --output",
+    )
+    for name, option in OPTIONS.items():
         add(option, action="store_true", help=MEASURES[name].help)
     return parser
 
@@ -74,87 +106,86 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     check(parser, arguments)
-    load = _trained if arguments.ngram is None else _counted
-    model, config, tokenizer, text = load(arguments)
-    place, console = text.source.removeprefix("the file "), Console(highlight=False)
-    name = config.data.corpus if isinstance(model, NGram) else config.name
-    if isinstance(text, Corpus):
-        name += f" on all of {place}"
-        try:
-            if arguments.lines:
-                print_lines(model, tokenizer, text, config.data.unit, arguments.output)
-                return
-            text = _whole(tokenizer, text, config.data.unit)
-        except TokenizerError as error:
-            says = f"the model cannot be evaluated on {text.source}: {error}"
-            raise TokenizerError(says) from error
-    elif arguments.text is not None and not config.data.validation:
-        name += f" on the validation split of {place}"
-    if isinstance(model, NGram):
-        nats = model.token_nll(text.validation)
-        losses = [(f"order {model.order}", float(nats.mean()))]
-        tables = [losses_table("n-gram model", losses, name, len(nats), text.num_characters)]
-    else:
-        subject = Subject(model, text, config.training.sequence_length)
-        asked = [name for name in ASKED if getattr(arguments, name)]
-        with console.status("measuring") as status:
-            record = measure(subject, asked, lambda name: status.update(f"measuring {name}"))
-        nats, tables = subject.nats, tables_of(name, subject, record)
-    console.print(*tables, sep="\n")
-    pieces = [tokenizer.pieces[token] for token in text.validation[1:]]
-    _print_unknown(console, tokenizer, pieces)
-    if arguments.output is not None:
-        rows = zip(itertools.count(1), pieces, map(_rounded, nats), strict=False)
-        write_table(arguments.output, ["position", "token", "nats"], rows)
+    task = _trained(arguments) if arguments.ngram is None else _ngram(arguments)
+    if isinstance(task.text, Dataset):
+        print_measures(task, task.text, arguments)
+        return
+    unit = task.config.data.unit
+    try:
+        if arguments.lines:
+            print_lines(task.model, task.tokenizer, task.text, unit, arguments.output)
+            return
+        dataset = _as_dataset(task.tokenizer, task.text, unit)
+    except TokenizerError as error:
+        raise TokenizerError(
+            f"the model cannot be evaluated on {task.text.source}: {error}"
+        ) from error
+    print_measures(task, dataset, arguments)
 
 
 def check(parser: Parser, arguments: Namespace) -> None:
     """Refuse options that do not go together, before anything slow starts."""
-    given, ngram = arguments.text is not None, arguments.ngram is not None
-    for applies, options, says in (
-        (ngram, ("--epoch", *ASKED.values(), "--validation"),
-         "{} is for a model; it does not go with --ngram."),
-        (given, ("--dynamic",),
-         "{} chooses its settings on the text that a model was trained on; it does not go with "
-         "--text."),
-        (not given, ("--lines", "--encoding"), "{} is for --text; give the file, too."),
-        (arguments.lines, ("--validation", *ASKED.values()),
-         "--lines scores each line alone; leave out {}."),
-    ):  # fmt: skip
+
+    def refuse(options: Iterable[str], sentence: str) -> None:
         for option in options:
-            if applies and getattr(arguments, option[2:].replace("-", "_")):
-                parser.error(says.format(option))
+            if value_of(arguments, option):
+                parser.error(sentence.format(option))
+
+    if arguments.ngram is not None:
+        refuse(
+            ["--epoch", *OPTIONS.values(), "--validation"],
+            "{} is for a model; it does not go with --ngram.",
+        )
+    if arguments.text is not None:
+        refuse(
+            ["--dynamic"],
+            "{} chooses its settings on the text that a model was trained on; it does not go with "
+            "--text.",
+        )
+    else:
+        refuse(["--lines", "--encoding"], "{} is for --text; give the file, too.")
+    if arguments.lines:
+        refuse(
+            ["--validation", *OPTIONS.values()],
+            "--lines scores each line alone; leave out {}.",
+        )
     if arguments.output is not None:
         parser.check_output(arguments.output, ".csv")
 
 
-def _counted(arguments: Namespace) -> tuple[NGram, Config, Tokenizer, Corpus | Dataset]:
-    """Return an n-gram model, its config and tokenizer, and the text to evaluate it on."""
+def _ngram(arguments: Namespace) -> Task:
+    """Count an n-gram model, and load the text to evaluate it on."""
     config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
-    text = _another_text(arguments, config.data, dataset.tokenizer, "") or dataset
-    model = count_ngrams(dataset.train, dataset.tokenizer.vocab_size, arguments.ngram, dataset.end)
-    return model, config, dataset.tokenizer, text
+    tokenizer = dataset.tokenizer
+    text = _another_text(arguments, config.data, tokenizer, "") or dataset
+    model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.end)
+    return Task(model, config, tokenizer, text)
 
 
-def _trained(arguments: Namespace) -> tuple[Params, Config, Tokenizer, Corpus | Dataset]:
-    """Return what `_counted` returns, of a trained model."""
-    found = trained_model(arguments)
-    params, config, tokenizer = found.load(arguments.epoch)
-    if arguments.dynamic and config.data.unit:
+def _trained(arguments: Namespace) -> Task:
+    """Load a trained model, and the text to evaluate it on."""
+    model = trained_model(arguments)
+    params, config, tokenizer = model.load(arguments.epoch)
+    data = config.data
+    if arguments.dynamic and data.unit:
         raise UserError("--dynamic reads a text as one stream, not in units (data.unit).")
-    sha256 = found.text_sha256()
-    if (text := _another_text(arguments, config.data, tokenizer, sha256)) is not None:
-        return params, config, tokenizer, text
+    sha256 = model.text_sha256()
+    text = _another_text(arguments, data, tokenizer, sha256)
+    if text is not None:
+        return Task(params, config, tokenizer, text)
     if not sha256:
         raise UserError(
             "the model does not record the SHA-256 of the text that it was trained on, "
-            f"{config.data.corpus}; give a text with --text."
+            f"{data.corpus}; give a text with --text."
         )
-    own = {"name": config.name, "data.corpus": arguments.text or config.data.corpus}
-    own["data.validation"] = arguments.validation or config.data.validation
+    places = {
+        "name": config.name,
+        "data.corpus": arguments.text or data.corpus,
+        "data.validation": arguments.validation or data.validation,
+    }
     options = "--text", "--validation"
-    dataset = load_dataset(override(config, own), tokenizer, sha256, options)[1]
-    return params, config, tokenizer, dataset
+    _, dataset = load_dataset(override(config, places), tokenizer, sha256, options)
+    return Task(params, config, tokenizer, dataset)
 
 
 def _another_text(
@@ -164,8 +195,8 @@ def _another_text(
     place = arguments.text
     if place is None:
         return None
-    whole = arguments.lines or place == "-"
-    if not whole and load_corpus(place, reads_bytes=True).sha256 == sha256.split(" ")[0]:
+    is_another = arguments.lines or place == "-"
+    if not is_another and load_corpus(place, reads_bytes=True).sha256 == sha256.split(" ")[0]:
         return None
     if arguments.validation is not None:
         raise UserError("--validation goes with the model's own text; --text is another.")
@@ -177,34 +208,63 @@ def _another_text(
     )
 
 
-def _whole(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
+def _as_dataset(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
     """Return a text, all of it for validation."""
     if unit:
         tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
     else:
         tokens, size = encode_text(tokenizer, text.text)
-    end, train = end_token(tokenizer, unit), np.empty(0, np.int32)
-    return Dataset(train, tokens, tokenizer, text.source, size, text.sha256, end)
+    end = end_token(tokenizer, unit)
+    no_tokens = np.empty(0, np.int32)
+    return Dataset(no_tokens, tokens, tokenizer, text.source, size, text.sha256, end)
+
+
+def print_measures(task: Task, dataset: Dataset, arguments: Namespace) -> None:
+    """Print the tables of the measures, and write the nats of each token to --output."""
+    title = task.title(arguments)
+    model = task.model
+    console = Console(highlight=False)
+    if isinstance(model, NGram):
+        nats = model.token_nll(dataset.validation)
+        losses = [(f"order {model.order}", float(nats.mean()))]
+        sizes = len(nats), dataset.num_characters
+        tables = [losses_table("n-gram model", losses, title, *sizes)]
+    else:
+        subject = Subject(model, dataset, task.config.training.sequence_length)
+        names = [name for name in OPTIONS if getattr(arguments, name)]
+        with console.status("measuring") as status:
+            record = measure(subject, names, lambda name: status.update(f"measuring {name}"))
+        nats = subject.nats
+        tables = tables_of(title, subject, record)
+    console.print(*tables, sep="\n")
+    pieces = [task.tokenizer.pieces[token] for token in dataset.validation[1:]]
+    _print_unknown(console, task.tokenizer, pieces)
+    if arguments.output is not None:
+        rows = zip(itertools.count(1), pieces, map(_rounded, nats), strict=False)
+        write_table(arguments.output, ["position", "token", "nats"], rows)
 
 
 def print_lines(
     model: Params | NGram, tokenizer: Tokenizer, text: Corpus, unit: str, output: Path | None
 ) -> None:
     """Write the table of --lines; of a file, print the mean loss and the unknown tokens."""
+    lines = split_units(text.text, "line")
+    nll: Any = NGram.token_nll if isinstance(model, NGram) else None
     rows: list[list[Any]] = []
     pieces: list[str] = []
-    lines, total = split_units(text.text, "line"), 0.0
-    nll: Any = NGram.token_nll if isinstance(model, NGram) else None
+    total = 0.0
     for scores in score_lines(model, tokenizer, lines, nll, unit):
-        nats, count = float(scores.nats.sum()), scores.num_tokens
+        nats = float(scores.nats.sum())
+        count = scores.num_tokens
         mean = _rounded(nats / count) if count else ""
-        rows.append([len(rows) + 1, _rounded(nats), count, mean, lines[len(rows)]])
+        line = lines[len(rows)]
+        rows.append([len(rows) + 1, _rounded(nats), count, mean, line])
         pieces += scores.pieces
         total += nats
     write_table(output, ["line", "nats", "tokens", "nats_per_token", "text"], rows)
     if output is not None:
-        print(f"{counted(len(rows), 'line')} of {text.source}: {counted(len(pieces), 'token')}, "
-              f"{total / max(len(pieces), 1):.4f} nats per token")  # fmt: skip
+        sizes = f"{counted(len(rows), 'line')} of {text.source}: {counted(len(pieces), 'token')}"
+        print(f"{sizes}, {total / max(len(pieces), 1):.4f} nats per token")
         _print_unknown(Console(highlight=False), tokenizer, pieces)
 
 
@@ -223,32 +283,48 @@ def _rounded(nats: float) -> float:
 
 
 def _print_unknown(console: Console, tokenizer: Tokenizer, pieces: list[str]) -> None:
-    if tokenizer.unknown is not None:
-        unknown = tokenizer.pieces[tokenizer.unknown]
-        number, total = pieces.count(unknown), counted(len(pieces), "predicted token")
-        share = f"{number / max(len(pieces), 1):.1%}"
-        what = f"{unknown.strip()}: they are not in the model's vocabulary"
-        console.print(f"{number:,} of {total} ({share}) are {what}", markup=False)
+    """Print how many of the tokens are unknown, if the tokenizer has a token for that."""
+    if tokenizer.unknown is None:
+        return
+    unknown = tokenizer.pieces[tokenizer.unknown]
+    number = pieces.count(unknown)
+    total = counted(len(pieces), "predicted token")
+    share = f"{number / max(len(pieces), 1):.1%}"
+    console.print(
+        f"{number:,} of {total} ({share}) are {unknown.strip()}: they are not in the model's "
+        "vocabulary",
+        markup=False,
+    )
 
 
 def tables_of(name: str, subject: Subject, record: Measurements) -> list[Table | str]:
     """Return the table of losses, a line for each other number, and the tables of the rest."""
-    losses, lines = [], []
+    losses: list[tuple[str, float]] = []
+    lines: list[str] = []
     for field, row in MEASURES.items():
         value = getattr(record, field)
         if not row.unit or value is None:
             continue
-        points = value if isinstance(value, list) else [(0, getattr(value, "mean", value))]
-        for k, number in points:
+        for k, number in _points(value):
             title = row.title.format(s=subject, v=value, k=k)
             if row.unit != "nats/token":
                 lines.append(f"{title}: {number:.4f} {row.unit}")
             elif k != 1:  # a reset before every token is a measure of its own
                 losses.append((title, number))
     sizes = record.num_tokens, record.num_characters
-    texts = [text_table(record.text)] if record.text else []
-    chains = [chain_table(record.chain)] if record.chain else []
-    return [losses_table("state reset to zero", losses, name, *sizes), *lines, *texts, *chains]
+    tables: list[Table | str] = [losses_table("state reset to zero", losses, name, *sizes), *lines]
+    if record.text:
+        tables.append(text_table(record.text))
+    if record.chain:
+        tables.append(chain_table(record.chain))
+    return tables
+
+
+def _points(value: Any) -> list[tuple[int, float]]:
+    """Return the numbers of a measure by k; most measures have one number, and no k."""
+    if isinstance(value, list):
+        return value
+    return [(0, getattr(value, "mean", value))]
 
 
 def losses_table(
@@ -258,17 +334,21 @@ def losses_table(
 
     Where each token is a character, nats per token are left out.
     """
-    heads, rows = [what], []
+    heads = [what]
+    rows: list[list[str]] = []
     for title, nats in losses:
         units = in_units(nats, num_tokens, num_characters)
         if num_tokens == num_characters:
             del units["nats_per_token"]
-        heads[1:] = [unit.replace("_per_", "/").removesuffix("acter") for unit in units]
+        heads = [what, *(unit.replace("_per_", "/").removesuffix("acter") for unit in units)]
         rows.append([title, *(f"{number:.4f}" for number in units.values())])
-    title = f"{name}: {counted(num_tokens, 'token')}, {counted(num_characters, 'character')}"
-    what = ("nats: −ln p of the next token, on average; bits: −log₂ p; perplexity: e to the nats "
-            "per token; less is better")  # fmt: skip
-    return _table(title, heads, rows, what)
+    return _table(
+        f"{name}: {counted(num_tokens, 'token')}, {counted(num_characters, 'character')}",
+        heads,
+        rows,
+        "nats: −ln p of the next token, on average; bits: −log₂ p; perplexity: e to the nats per "
+        "token; less is better",
+    )
 
 
 def text_table(texts: Mapping[str, measures.Text]) -> Table:

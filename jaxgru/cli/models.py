@@ -19,12 +19,15 @@ def main() -> None:
     """Print a line per config, and what the columns say."""
     make_parser().parse_args()
     print(ROW("model", "parameters", "loss", "reset", "what it is for"))
-    trained = measured_losses()
+    losses = measured_losses()
     for name in config_names():
-        losses = "–", "–"
-        if name in trained:
-            losses = tuple(f"{trained[name][measure]:.2f}" for measure in ("stream", "stateless"))
-        print(ROW(name, f"{num_params(shapes(load_config(name).model)):,}", *losses, about(name)))
+        size = num_params(shapes(load_config(name).model))
+        stream = "–"
+        stateless = "–"
+        if name in losses:
+            stream = f"{losses[name]['stream']:.2f}"
+            stateless = f"{losses[name]['stateless']:.2f}"
+        print(ROW(name, f"{size:,}", stream, stateless, about(name)))
     print(
         "\nloss: nats per character on the validation text, with the state never reset;\n"
         "reset: the same with a reset before each token; –: not in the package.\n"

@@ -18,12 +18,13 @@ from typing import Any, NoReturn, TextIO
 
 import jax
 
-from jaxgru.errors import UserError, nearest, printable, warn
+from jaxgru.errors import UserError
 from jaxgru.lm.config import SECTIONS, Config, DataConfig, choices, dotted_names, field_types
 from jaxgru.lm.files import reason, write_bytes
 from jaxgru.lm.formats import NAMES
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.printing import nearest, printable, warn
 
 Formatter: Any = argparse.HelpFormatter
 with contextlib.suppress(ModuleNotFoundError):  # in colour on a terminal
@@ -57,17 +58,21 @@ class Parser(argparse.ArgumentParser):
         )
         self.examples = examples
         self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own lacks -5e-1 and -inf
-        self.register("type", bool, lambda text: bool(("false", "true").index(text.lower())))
+        self.register("type", bool, _true_or_false)
         self.register("type", None, _not_empty)
-        self.register("type", Path, lambda text: Path(_not_empty(text)))
+        self.register("type", Path, _path)
 
     def format_help(self) -> str:
         """Return the help: what kind of value each option takes, and at its end the examples."""
         for action in self._actions:
             if action.option_strings and action.nargs != 0 and not action.choices:
                 action.metavar = action.metavar or METAVARS.get(action.type, "TEXT")
-        examples = "".join(f"  jaxgru {example}\n" for example in self.examples)
-        return super().format_help() + (f"\nexamples:\n{examples}" if examples else "")
+        text = super().format_help()
+        if self.examples:
+            text += "\nexamples:\n"
+        for example in self.examples:
+            text += f"  jaxgru {example}\n"
+        return text
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence, ours or argparse's, without the usage; exit 2."""
@@ -75,37 +80,62 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  its overloads
         """Parse the arguments; an unknown option is an error that names what was probably meant."""
-        declared = {option.replace("_", "-"): option for option in self._option_string_actions}
-        words: list[str] = []
-        for word in sys.argv[1:] if args is None else args:
-            name, equals, value = word.partition("=")
-            option = declared.get(name.replace("_", "-"))
-            is_number = NEGATIVE_NUMBER.match(word)
-            if option is None and not is_number and re.fullmatch(r"--?[A-Za-z]\S*", name):
-                meant = nearest(name, declared.values(), "--help lists the options")
-                self.error(f"there is no option {name}; {meant}.")
-            words.append(option + equals + value if option else word)
-        return super().parse_args(words, namespace)
+        words = sys.argv[1:] if args is None else args
+        options = {option.replace("_", "-"): option for option in self._option_string_actions}
+        return super().parse_args(
+            [self._with_declared_name(word, options) for word in words], namespace
+        )
+
+    def _with_declared_name(self, word: str, options: dict[str, str]) -> str:
+        """Return a word with the option in it, if any, as it was declared.
+
+        Args:
+          options: each as it was declared, by its name with dashes only.
+        """
+        name, equals, value = word.partition("=")
+        option = options.get(name.replace("_", "-"))
+        if option is not None:
+            return option + equals + value
+        looks_like_option = re.fullmatch(r"--?[A-Za-z]\S*", name)
+        if looks_like_option and not NEGATIVE_NUMBER.match(word):
+            suggestion = nearest(name, options.values(), "--help lists the options")
+            self.error(f"there is no option {name}; {suggestion}.")
+        return word
 
     def add_model(self, default: str | None = None) -> None:
         """Add what names a trained or an n-gram model: a word, MODEL, or --ngram."""
         group = self.add_argument_group("model")
         otherwise = f" (default: {default})" if default else ""
         model = group.add_mutually_exclusive_group()
-        model.add_argument("model", metavar="MODEL", nargs="?",
-                           help=f"a pretrained model ({', '.join(pretrained_names())}), the folder "
-                           f"of a run, or a {NAMES} file{otherwise}")  # fmt: skip
-        model.add_argument("--ngram", type=int, metavar="ORDER", choices=range(1, 9),
-                           help="count an n-gram model of this order, 1 to 8, instead")  # fmt: skip
-        help = "config whose text --ngram counts (default: astra_alpha)"
-        group.add_argument("--config", metavar="CONFIG", help=help)
+        model.add_argument(
+            "model",
+            metavar="MODEL",
+            nargs="?",
+            help=f"a pretrained model ({', '.join(pretrained_names())}), the folder of a run, or a "
+            f"{NAMES} file{otherwise}",
+        )
+        model.add_argument(
+            "--ngram",
+            type=int,
+            metavar="ORDER",
+            choices=range(1, 9),
+            help="count an n-gram model of this order, 1 to 8, instead",
+        )
+        group.add_argument(
+            "--config",
+            metavar="CONFIG",
+            help="config whose text --ngram counts (default: astra_alpha)",
+        )
         self.add_epoch(group)
 
     def add_epoch(self, group: Any) -> None:
         """Add --epoch to a group of options or to the parser itself."""
-        help = ("of a run: the epoch with the lowest validation loss, or the last (default: with "
-                "early stopping the best, else the last)")  # fmt: skip
-        group.add_argument("--epoch", choices=["best", "last"], help=help)
+        group.add_argument(
+            "--epoch",
+            choices=["best", "last"],
+            help="of a run: the epoch with the lowest validation loss, or the last (default: with "
+            "early stopping the best, else the last)",
+        )
 
     def check_output(self, path: Path, suffix: str) -> None:
         """Refuse a file that could not be written, before anything slow starts."""
@@ -132,26 +162,52 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(f"{section} (fields of the config{of})")
             values = getattr(config, section)
             for field in dataclasses.fields(cls):
-                dotted, allowed = f"{section}.{field.name}", choices(cls, field)
-                kind = str if allowed else field_types(cls)[field.name]
-                default = shlex.quote(printable(typed(getattr(values, field.name))))
-                names, about = ", ".join(allowed), field.metadata["help"]
-                is_long = len(names) > 60  # for the line of an option
-                help = f"{about}: {names}" if is_long and allowed[0] not in about else about
-                help = f"{help} (default: {default})".replace("%", "%%")
-                group.add_argument(
-                    f"--{dotted}",
-                    type=unescaped if field.metadata["escaped"] else kind,
-                    choices=allowed or None,
-                    metavar="NAME" if is_long else None,
-                    help=argparse.SUPPRESS if dotted == "training.init" else help,  # it is --init
-                )
+                option = _field_option(cls, field, getattr(values, field.name))
+                dotted = f"{section}.{field.name}"
+                if dotted == "training.init":  # which --init sets
+                    option["help"] = argparse.SUPPRESS
+                group.add_argument(f"--{dotted}", **option)
+
+
+def _field_option(
+    section: type[Any], field: dataclasses.Field[Any], default: object
+) -> dict[str, Any]:
+    """Return what `add_argument` takes for a field of the config."""
+    allowed = choices(section, field)
+    names = ", ".join(allowed)
+    is_long = len(names) > 60  # for the line of an option
+    help = field.metadata["help"]
+    if is_long and allowed[0] not in help:
+        help += f": {names}"
+    help += f" (default: {shlex.quote(printable(typed(default)))})"
+    kind = str if allowed else field_types(section)[field.name]
+    if field.metadata["escaped"]:
+        kind = unescaped
+    return {
+        "type": kind,
+        "choices": allowed or None,
+        "metavar": "NAME" if is_long else None,
+        "help": help.replace("%", "%%"),
+    }
+
+
+def _true_or_false(text: str) -> bool:
+    return bool(("false", "true").index(text.lower()))
 
 
 def _not_empty(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("expected one argument, not an empty one")
     return text
+
+
+def _path(text: str) -> Path:
+    return Path(_not_empty(text))
+
+
+def value_of(arguments: argparse.Namespace, option: str) -> Any:
+    """Return the value of an option, such as of "--num-tokens"."""
+    return getattr(arguments, option.removeprefix("--").replace("-", "_"))
 
 
 def write_output(path: Path | None, parts: Iterable[str]) -> None:
@@ -170,7 +226,11 @@ def write_output(path: Path | None, parts: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def written(path: Path) -> Generator[None]:
-    """Raise UserError where a file cannot be written inside the context."""
+    """Name the file that cannot be written inside the context.
+
+    Raises:
+      UserError: an OSError was raised.
+    """
     try:
         yield
     except OSError as error:
@@ -179,17 +239,22 @@ def written(path: Path) -> Generator[None]:
 
 def unescaped(text: str) -> str:
     r"""Return the text with \n, \r, \t and \\ replaced by what they stand for; no shell does it."""
-    meant = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\"}
-    return re.sub(r"\\[nrt\\]", lambda match: meant[match[0]], text)
+    characters = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\"}
+    return re.sub(r"\\[nrt\\]", lambda match: characters[match[0]], text)
 
 
 def typed(value: object) -> str:
     """Return a field's value as it is typed on a command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def trained_model(arguments: argparse.Namespace, default: str | None = None) -> Found:
-    """Return where the trained model is that `Parser.add_model`'s arguments name."""
+    """Return where the trained model is that `Parser.add_model`'s arguments name.
+
+    Raises:
+      UserError: they name none, or --config goes with one.
+    """
     model = arguments.model or default
     if model is None:
         raise UserError("name a model, such as astra_beta or runs/NAME, or give --ngram N.")
@@ -201,7 +266,7 @@ def trained_model(arguments: argparse.Namespace, default: str | None = None) -> 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the config fields given on the command line, by dotted name."""
     values = vars(arguments)
-    return {n: values[n] for n in dotted_names() if values.get(n) is not None}
+    return {name: values[name] for name in dotted_names() if values.get(name) is not None}
 
 
 def run_command(name: str) -> NoReturn:
@@ -215,18 +280,9 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     Mistakes are a UserError, a lack of memory or of the device that was asked for, and a full disk
     behind standard output. If the reader of standard output has gone, exit 1 in silence.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
-        signal.signal(signal.SIGINT, _end_at_once)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # None: it is closed
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if sys.stderr is None:  # closed: what is opened next would get its number, and what C++ writes
-        sys.stderr = open(os.devnull, "w")
-    code: str | int | None = 0
+    _prepare_process()
     try:
-        try:
-            main()
-        except SystemExit as stop:  # as after --help
-            code = stop.code
+        code = _exit_code(main)
         print(end="", flush=True)
     except KeyboardInterrupt:  # as training raises it, once everything is saved
         code = 130
@@ -241,23 +297,55 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         code = 1
     except Exception as error:
         if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
-            why = (str(error) or "MemoryError").removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[0]
-            less = (
-                "; to train in less, raise --training.gradient_accumulation and lower "
-                "--training.batch_size by as much, or set --training.remat true"
-            )
-            is_training = "train" in os.path.basename(sys.argv[0])
-            _end(f"out of memory ({why.rstrip('.')}){less * is_training}.")
-        if platforms := os.environ.get("JAX_PLATFORMS"):
-            try:
-                jax.devices()
-            except Exception:  # without CUDA, an AssertionError with no message
-                _end(
-                    f"JAX_PLATFORMS is {platforms!r}, but JAX has no such device here; unset it, "
-                    "and JAX uses what is available."
-                )
+            _end(_out_of_memory(error))
+        _end_without_device()
         raise
     raise SystemExit(code)
+
+
+def _prepare_process() -> None:
+    """Set what Ctrl-C does, and what standard output and standard error take."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` ignores it
+        signal.signal(signal.SIGINT, _end_at_once)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None: it is closed
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if sys.stderr is None:  # closed: what is opened next would get its number, and what C++ writes
+        sys.stderr = open(os.devnull, "w")
+
+
+def _exit_code(main: Callable[[], None]) -> str | int | None:
+    """Run a command; return the exit code with which it ends."""
+    try:
+        main()
+    except SystemExit as stop:  # as after --help
+        return stop.code
+    return 0
+
+
+def _out_of_memory(error: Exception) -> str:
+    """Return a sentence about a lack of memory and, of training, what needs less."""
+    message = str(error) or "MemoryError"
+    why = message.removeprefix(f"{OUT_OF_MEMORY}: ").splitlines()[0].rstrip(".")
+    if "train" not in os.path.basename(sys.argv[0]):
+        return f"out of memory ({why})."
+    return (
+        f"out of memory ({why}); to train in less, raise --training.gradient_accumulation and "
+        "lower --training.batch_size by as much, or set --training.remat true."
+    )
+
+
+def _end_without_device() -> None:
+    """End the process if the environment asks for a device that JAX does not have."""
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if not platforms:
+        return
+    try:
+        jax.devices()
+    except Exception:  # without CUDA, an AssertionError with no message
+        _end(
+            f"JAX_PLATFORMS is {platforms!r}, but JAX has no such device here; unset it, and JAX "
+            "uses what is available."
+        )
 
 
 def _end_at_once(number: int, frame: Any) -> None:

@@ -16,6 +16,7 @@ with needs("train"):
     from rich.console import Console
     from rich.table import Table
 
+Shape = tuple[int, ...]
 MEBI = 2**20 / 4  # float32 numbers in a MiB
 
 
@@ -25,34 +26,60 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
     """
     data = config.data
-    changed = data.min_count or data.unit or data.tokenizer_file or config.training.init
-    of_study = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
-    if data.corpus == TINY_SHAKESPEARE and of_study and not changed:
+    has_options = data.min_count or data.unit or data.tokenizer_file or config.training.init
+    is_of_study = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
+    if data.corpus == TINY_SHAKESPEARE and is_of_study and not has_options:
         return config
-    return load_text(config, text_sha256)[0]
+    config, _, _ = load_text(config, text_sha256)
+    return config
 
 
 def print_summary(config: Config, full: bool = False) -> None:
     """Print a layer's shapes, number of parameters and float32 MiB a row; `full`: an array's."""
-    params, members_of = shapes(config.model), defaultdict(list)
-    for name, leaf in flatten(params).items():
-        parts = name.split(".")  # "embedding", "layers", "0", "W"
-        layer = ".".join(parts[: 2 if parts[0] == "layers" else 1])
-        members_of[name if full else layer].append(leaf.shape)
-    model, training = config.model, config.training
-    dropouts = "".join(f", {site} dropout {rate}" for site, rate in training.dropouts.items())
+    params = shapes(config.model)
     total = num_params(params)
-    table = Table(
-        title=f"{config.name}: {model.num_layers} × {model.cell}{dropouts}", show_footer=True
-    )
-    table.add_column("parameter" if full else "layer", "total")
-    table.add_column("shape" if full else "shapes")
+    shapes_of_row: dict[str, list[Shape]] = defaultdict(list)
+    for name, leaf in flatten(params).items():
+        title = name if full else _layer_of(name)
+        shapes_of_row[title].append(leaf.shape)
+
+    table = Table(title=_title(config), show_footer=True)
+    if full:
+        table.add_column("parameter", "total")
+        table.add_column("shape")
+        times = " × "
+    else:
+        table.add_column("layer", "total")
+        table.add_column("shapes")
+        times = "×"  # they have to share a line
     table.add_column("count", f"{total:,}", justify="right")
     table.add_column("MiB", f"{total / MEBI:.2f}", justify="right")
-    times = " × " if full else "×"  # a layer's shapes have to share a line
-    for name, members in members_of.items():
-        each = [(n, times.join(map(str, shape))) for shape, n in Counter(members).items()]
-        shown = ", ".join(f"{n} of {shape}" if n > 1 else shape for n, shape in each)
-        count = sum(map(math.prod, members))
-        table.add_row(name, shown, f"{count:,}", f"{count / MEBI:.3f}")
+    for title, row in shapes_of_row.items():
+        count = sum(map(math.prod, row))
+        table.add_row(title, _joined(row, times), f"{count:,}", f"{count / MEBI:.3f}")
     Console().print(table)
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer of an array, such as "layers.0" of "layers.0.W" or "head" of "head.Wo"."""
+    parts = name.split(".")
+    if parts[0] == "layers":
+        return ".".join(parts[:2])
+    return parts[0]
+
+
+def _title(config: Config) -> str:
+    """Return the config's name, its layers and their dropout."""
+    model = config.model
+    rates = config.training.dropouts
+    dropouts = "".join(f", {site} dropout {rate}" for site, rate in rates.items())
+    return f"{config.name}: {model.num_layers} × {model.cell}{dropouts}"
+
+
+def _joined(row: list[Shape], times: str) -> str:
+    """Return the shapes of a row, each of them once with its number."""
+    texts: list[str] = []
+    for shape, number in Counter(row).items():
+        sizes = times.join(map(str, shape))
+        texts.append(f"{number} of {sizes}" if number > 1 else sizes)
+    return ", ".join(texts)

@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from jaxgru.cells.carry import AnyArray, Tree
 from jaxgru.cells.contract import CellParams
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import check_one_of, check_whole, shown, type_name
+from jaxgru.errors import check_one_of, check_whole
+from jaxgru.printing import shown, type_name
 
 
 class Seeds(NamedTuple):

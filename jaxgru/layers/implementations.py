@@ -29,12 +29,12 @@ from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.marks import NO_MARKS, Marks
 from jaxgru.cells.products import Lookup, before_lookup, looked_up
 from jaxgru.cells.promotion import rounded_inside, vary_alike
-from jaxgru.errors import type_name
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
 from jaxgru.layers.derived import over_time_by_jax, tapped_products, taps_are_faster
 from jaxgru.layers.over_time import advance, over_time
 from jaxgru.layers.validate import check_features, check_layers, check_stack
+from jaxgru.printing import type_name
 
 IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
 """How layers can be computed. "scan" has a gradient of jaxgru's own, by hand or derived. "autodiff"

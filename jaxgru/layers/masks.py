@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, UInt32
 from jaxgru.cells.carry import AnyArray, Size, Tree
 from jaxgru.cells.contract import CellParams, sizes
 from jaxgru.cells.marks import NO_MARKS, Marks, Mask
-from jaxgru.errors import counted
 from jaxgru.layers.dropout import (
     Dropout,
     Dropouts,
@@ -27,6 +26,7 @@ from jaxgru.layers.dropout import (
     has_mask,
     seeds_of,
 )
+from jaxgru.printing import counted
 
 
 def dropout_masks(

@@ -11,7 +11,8 @@ from jaxtyping import PRNGKeyArray
 from jaxgru.cells.carry import Tree
 from jaxgru.cells.contract import CELLS, CellParams, Init, sizes
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import check_flags, check_whole, shown
+from jaxgru.errors import check_flags, check_whole
+from jaxgru.printing import shown
 
 
 @struct

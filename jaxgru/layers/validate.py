@@ -21,8 +21,8 @@ from jaxgru.cells.contract import Cell, CellParams, one_step
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
 from jaxgru.cells.pytrees import described
-from jaxgru.errors import type_name
 from jaxgru.layers.stack import Layers, ResidualStack
+from jaxgru.printing import type_name
 
 Shapes: TypeAlias = tuple[Any, ...]  # of shapes, in tuples as the arrays are
 Carries: TypeAlias = tuple[Carry, ...]  # an entry per layer

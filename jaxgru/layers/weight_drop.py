@@ -12,8 +12,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxgru.cells.carry import Tree
 from jaxgru.cells.contract import Cell, CellParams
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import type_name
 from jaxgru.layers.dropout import Rate, threshold_and_scale
+from jaxgru.printing import type_name
 
 T = TypeVar("T")
 

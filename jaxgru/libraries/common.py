@@ -23,10 +23,10 @@ from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import shown, type_name
 from jaxgru.layers import api
 from jaxgru.layers.validate import as_array, is_pair, one_array
 from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.printing import shown, type_name
 
 T = TypeVar("T")
 

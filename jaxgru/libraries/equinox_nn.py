@@ -19,9 +19,9 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
 from jaxgru.cells.carry import AnyArray, hidden
-from jaxgru.errors import type_name
 from jaxgru.libraries import InteropError, common
 from jaxgru.libraries.common import Storage, UnknownCell
+from jaxgru.printing import type_name
 
 _GRU = Storage(GRUParams, "rzn", ["weight_ih"], ["weight_hh"], ["bias"], cn="bias_n", out_in=True)
 _LSTM = Storage(LSTMParams, "ifgo", ["weight_ih"], ["weight_hh"], ["bias"], out_in=True)

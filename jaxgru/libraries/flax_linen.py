@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import counted, type_name
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
+from jaxgru.printing import counted, type_name
 
 _GRU_IN = ["ir", "iz", "in"]
 _GRU_STATE = ["hr", "hz", "hn"]

@@ -22,11 +22,11 @@ from jaxtyping import Float, Integer, Shaped
 from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.errors import type_name
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import InteropError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
+from jaxgru.printing import type_name
 
 _IN = ["dense_i"]
 _STATE = ["dense_h"]

@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru.cells import CellParams, LSTMParams, LSTMState, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import for_every_struct, options_of
-from jaxgru.errors import shown
 from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
 from jaxgru.libraries import InteropError, check_shapes, common
 from jaxgru.libraries.common import Storage
+from jaxgru.printing import shown
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:

@@ -31,13 +31,14 @@ from jaxgru.cells.contract import starts_at_zero
 from jaxgru.cells.layout import PLAIN
 from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
-from jaxgru.errors import check_one_of, needs, type_name
+from jaxgru.errors import check_one_of, needs
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.layers.validate import as_initial, carry_like, check_stack
 from jaxgru.libraries import InteropError, common, onnx_nodes
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
 from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx
+from jaxgru.printing import type_name
 
 with needs("onnx"):
     import onnx

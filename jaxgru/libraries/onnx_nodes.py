@@ -19,8 +19,9 @@ import numpy as np
 
 from jaxgru import cells
 from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.errors import needs, shown
+from jaxgru.errors import needs
 from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.printing import shown
 
 with needs("onnx"):
     import onnx

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgru.cells import GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams, sizes
-from jaxgru.errors import shown, type_name
 from jaxgru.layers.stack import Layers
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import InteropError, check_shapes, common, import_torch
+from jaxgru.printing import shown, type_name
 
 KINDS: dict[str, type] = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}
 ORDERS = {GRUParams: "rzn", LSTMParams: "ifgo", ProjectedLSTMParams: "ifgo", RNNParams: "h"}

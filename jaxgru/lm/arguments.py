@@ -14,8 +14,9 @@ from jax.core import Tracer
 from jaxtyping import Shaped
 
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError
 from jaxgru.layers.validate import as_array, is_known
+from jaxgru.printing import shown
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
-from jaxgru.errors import UserError, check_whole, counted
+from jaxgru.errors import UserError, check_whole
 from jaxgru.lm.arguments import check_number
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import (
@@ -36,6 +36,7 @@ from jaxgru.lm.model import (
     on_device,
     token_nll,
 )
+from jaxgru.printing import counted
 
 CHOSEN_ON = 2**13  # tokens at the end of the training text, which suffice to choose settings
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxgru.errors import UserError, check_flags, check_whole, counted, shown
+from jaxgru.errors import UserError, check_flags, check_whole
 from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
@@ -29,6 +29,7 @@ from jaxgru.lm.samplers import (
     sample_keys,
 )
 from jaxgru.lm.sampling import as_processors, check_sampling
+from jaxgru.printing import counted, shown
 
 PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
 PROMPTS_AT_ONCE = 64

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxgru.errors import UserError, nearest
+from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of, format_to_write
 from jaxgru.lm.model import Params, check_params
 from jaxgru.lm.pretrained import FOLDER, pretrained_names
 from jaxgru.lm.runs.folders import find_run, load_info
+from jaxgru.printing import nearest
 
 Which = Literal["best", "last"]  # epoch of a run
 

@@ -23,7 +23,7 @@ from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
 from jaxgru.cells.products import dot, matmul, round_weights, rows
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError, type_name
+from jaxgru.errors import UserError
 from jaxgru.layers.api import initial_carry as carry_of_layers
 from jaxgru.layers.api import step as step_of_layers
 from jaxgru.layers.api import unroll
@@ -34,6 +34,7 @@ from jaxgru.layers.stack import init_stack
 from jaxgru.layers.validate import as_flags, as_jax
 from jaxgru.lm.arguments import as_tokens
 from jaxgru.lm.config import ModelConfig
+from jaxgru.printing import type_name
 
 SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
 

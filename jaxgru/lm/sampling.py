@@ -20,13 +20,14 @@ from jaxgru.cells.carry import AnyArray, Tree
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import rows
 from jaxgru.cells.promotion import at_least_float32
-from jaxgru.errors import UserError, check_flags, check_whole, shown
+from jaxgru.errors import UserError, check_flags, check_whole
 from jaxgru.layers.api import unroll
 from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, real_steps
 from jaxgru.lm.arguments import as_sequence, as_tokens, check_number, check_tokens
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
+from jaxgru.printing import shown
 
 Scalar: TypeAlias = float | Real[Array, ""]
 

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxgru.errors import UserError, warn
+from jaxgru.errors import UserError
+from jaxgru.printing import warn
 
 JOIN_SECONDS = 120  # how long a process waits for the others to connect
 HEARTBEAT_SECONDS = 45  # a process that is silent for this long counts as dead

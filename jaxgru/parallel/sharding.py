@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
+from jaxgru.printing import counted
 
 ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bench.contestants import CONTESTANTS
 from bench.records import Benchmarks, ContestantTime, save
-from jaxgru.errors import counted
+from jaxgru.printing import counted
 from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import DOCS, ROOT, table, write_page
 from pages.models import called

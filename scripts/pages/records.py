@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import jax
 import msgspec
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
 from jaxgru.parallel.hardware import num_cores
+from jaxgru.printing import counted
 
 T = TypeVar("T")
 

@@ -18,10 +18,11 @@ from conftest import SCRIPTS, Outcome
 
 import jaxgru
 from jaxgru.cli.options import Parser, config_overrides, run_script, typed
-from jaxgru.errors import UserError, warn
+from jaxgru.errors import UserError
 from jaxgru.lm import config as configs
 from jaxgru.lm.config import Config, ModelConfig, config_names, dotted_names, load_config
 from jaxgru.lm.data.tokenizers import ByteTokenizer
+from jaxgru.printing import warn
 
 
 def parsed(*arguments, config="astra_alpha"):

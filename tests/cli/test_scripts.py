@@ -30,7 +30,6 @@ import jaxgru
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.evaluate import write_table
-from jaxgru.errors import shown
 from jaxgru.lm import processors
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import (
@@ -48,6 +47,7 @@ from jaxgru.lm.generation import Options, generate_texts
 from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import checkpoints, lifecycle
 from jaxgru.lm.runs.folders import RunInfo, load_info, save_info
+from jaxgru.printing import shown
 
 
 def test_import_is_light():

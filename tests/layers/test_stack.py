@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxgru
-from jaxgru.errors import shown
+from jaxgru.printing import shown
 
 KEY = jax.random.key(0)
 

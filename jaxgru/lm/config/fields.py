@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError
+from jaxgru.printing import shown
 
 
 class ConfigError(UserError):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgru.errors import nearest
 from jaxgru.lm.config.fields import ConfigError
 from jaxgru.lm.config.sections import MAX_NAME, SECTIONS, Config, DataConfig, dotted_names
+from jaxgru.printing import nearest
 
 
 def config_names() -> list[str]:

@@ -14,7 +14,7 @@ import jax
 
 from jaxgru.cells import CELLS, CellParams, sizes
 from jaxgru.cells.contract import Init, options_of_cell
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.layers.weight_drop import has_recurrent_weights
 from jaxgru.lm.config.fields import (
@@ -29,6 +29,7 @@ from jaxgru.lm.config.fields import (
     zero_to_one,
 )
 from jaxgru.lm.data.tokenizers import TOKENIZERS
+from jaxgru.printing import shown
 
 FIELD_OF_KEYWORD = {"init": "initial_weights"}
 """A keyword of the function that draws a cell → the field of `model`, where it is another."""

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
 from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
+from jaxgru.printing import counted
 
 
 def random_crops(

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import UserError, counted, shown
+from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, DataConfig, override
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
 from jaxgru.lm.data.sources import STDIN, Corpus, find_files
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, read_tokenizer
 from jaxgru.lm.data.units import encode_units, end_of, end_token, held_out, separator, split_units
+from jaxgru.printing import counted, shown
 
 
 @dataclass(frozen=True)

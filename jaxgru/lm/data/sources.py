@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers.base import HALF_A_PAIR
+from jaxgru.printing import counted
 
 STDIN = "-"
 GZIP = b"\x1f\x8b\x08"

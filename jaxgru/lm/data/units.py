@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxgru.errors import UserError, shown
+from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
+from jaxgru.printing import shown
 
 RECORD_SEPARATOR = "\x1e"
 """ASCII's record separator, U+001E."""

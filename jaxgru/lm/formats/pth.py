@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.errors import counted, shown, type_name
 from jaxgru.libraries import InteropError, import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
@@ -30,6 +29,7 @@ from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import as_tensors, check_options, check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
+from jaxgru.printing import counted, shown, type_name
 
 
 class _Layout(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.errors import UserError, counted
+from jaxgru.errors import UserError
 from jaxgru.lm.config import (
     OWNERS,
     Config,
@@ -25,6 +25,7 @@ from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.load import find_model, load
 from jaxgru.lm.model import HeadParams, Params, flatten
 from jaxgru.lm.pretrained import pretrained_names
+from jaxgru.printing import counted
 
 
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxgru.errors import counted
 from jaxgru.lm.config import Config, dotted_names, load_config, override
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
@@ -31,6 +30,7 @@ from jaxgru.lm.training.step import starting_from, state_shardings
 from jaxgru.parallel.hardware import share_cpu
 from jaxgru.parallel.processes import all_or_raise, from_first, is_distributed, is_first
 from jaxgru.parallel.sharding import data_mesh, one_copy, shard
+from jaxgru.printing import counted
 
 MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
 

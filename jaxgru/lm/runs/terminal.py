@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from jaxgru.errors import needs, printable
+from jaxgru.errors import needs
+from jaxgru.printing import printable
 
 with needs("train"):
     from rich.console import Console

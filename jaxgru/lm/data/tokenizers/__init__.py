@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jaxgru.errors import type_name
 from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
 from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
@@ -17,6 +16,7 @@ from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenize
 from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
 from jaxgru.lm.data.tokenizers.words import WordTokenizer
 from jaxgru.lm.files import damage_as, write_bytes
+from jaxgru.printing import type_name
 
 __all__ = [
     "CORPUS_TOKENIZERS",

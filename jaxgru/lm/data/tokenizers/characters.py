@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import check_whole, counted
+from jaxgru.errors import check_whole
 from jaxgru.lm.data.tokenizers.base import Tokenizer, Tokens, lacks
+from jaxgru.printing import counted
 
 UNKNOWN = "\ufffd"
 """Unicode's replacement character."""

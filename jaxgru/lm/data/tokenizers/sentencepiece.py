@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from jaxtyping import Int
 
-from jaxgru.errors import counted, needs
+from jaxgru.errors import needs
 from jaxgru.lm.data.tokenizers import sentencepiece_model
 from jaxgru.lm.data.tokenizers.base import ANY_TOKEN, Chunk, Start, Tokens, check_utf_8, lacks
 from jaxgru.lm.data.tokenizers.sentencepiece_model import RESERVED, SPACE, blocks, cut
+from jaxgru.printing import counted
 
 END = r"[ \t\n\r](?=\S)"
 """White space before a word, where SentencePiece begins a new piece in any case.

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxgru.errors import counted, needs
+from jaxgru.errors import needs
 from jaxgru.lm.data.tokenizers.base import Tokenizer, TokenizerError
+from jaxgru.printing import counted
 
 LINE = 1000
 """Characters of a line for the trainer, which skips lines of more than 4,192 bytes."""
