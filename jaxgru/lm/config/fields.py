@@ -114,7 +114,7 @@ def _as_type(name: str, type_: type[Any], value: Any) -> Any:
     if is_flag or not isinstance(value, type_):
         raise ConfigError(f"{name} is {shown(value)}; it must be {WORDS[type_]}.")
     # The name of a file that is not UTF-8 has such characters.
-    if type_ is str and re.search("[\ud800-\udfff]", value):
+    if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
         raise ConfigError(f"{name} is {value!r}, which is not UTF-8.")
     return value
 

@@ -113,7 +113,7 @@ class _Content(NamedTuple):
         weights = {name: self._array(prefix + name, *shape)[0] for name, shape in shapes.items()}
         layer = layer_from_operator(type(like), weights, **options_of(like))
         # The operator has second biases in any case.
-        if hasattr(like, "c") and like.c is None:
+        if hasattr(like, "c") and getattr(like, "c", None) is None:
             return layer.replace(c=None)
         return layer
 
