@@ -8,10 +8,11 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "printing", "errors", "parallel", "cells", "layers", "libraries", "lm.files", "lm.records", "lm.arguments",
-    "lm.data.tokenizers", "lm.config", "lm.data", "lm.model", "lm.dynamic", "lm.evaluation",
-    "lm.processors", "lm.sampling", "lm.beam_search", "lm.samplers", "lm.generation", "lm.training",
-    "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis", "cli", "__main__",
+    "printing", "errors", "parallel", "cells", "layers", "libraries", "lm.files", "lm.records",
+    "lm.arguments", "lm.data.tokenizers", "lm.config", "lm.data", "lm.model", "lm.dynamic",
+    "lm.evaluation", "lm.processors", "lm.sampling", "lm.beam_search", "lm.samplers",
+    "lm.generation", "lm.training", "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis",
+    "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = Path(jaxgru.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

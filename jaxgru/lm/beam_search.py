@@ -38,7 +38,7 @@ def beam_search(
       prompt: at least one token per row.
       num_tokens: N, the tokens to add.
       num_beams: K.
-      carry: the state before the prompt; None: zeros.
+      carry: the state before the prompt; None: `initial_carry`.
       stop: tokens at which a text ends. It then keeps its score and its state, and repeats its stop
         token.
 

@@ -45,7 +45,7 @@ def window_nll(
     mesh: Mesh | None = None,
     end: int | None = None,
 ) -> Float[np.ndarray, "N-1"]:
-    """Compute the nats of each prediction, with the state reset to zero every `window` tokens.
+    """Compute the nats of each prediction, with the state reset every `window` tokens.
 
     The result has all N − 1 predictions in order. A window of 1 is stateless.
 

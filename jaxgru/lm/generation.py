@@ -135,7 +135,8 @@ def stream_text(
       options: a `jaxgru.lm.generation.Options`.
       sample: the sample's index, from 0 to 2³² − 1; each index gives another text for the same
         seed.
-      carry: the state before the prompt, such as the `carry` of another text; None: zeros.
+      carry: the state before the prompt, such as the `carry` of another text; None:
+        `initial_carry`.
 
     Raises:
       UserError: at the call, an argument is wrong; later, the model's logits are NaN, or a

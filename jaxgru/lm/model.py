@@ -190,11 +190,11 @@ def apply(
     Args:
       tokens: at least one per row. A token outside the vocabulary gives NaN, and so does a negative
         one.
-      carry: the state before the first token; None: zeros. Passing the returned carry with the next
-        tokens gives the same logits as one call with all tokens.
+      carry: the state before the first token; None: `initial_carry`. Passing the returned carry
+        with the next tokens gives the same logits as one call with all tokens.
       dropout: for training, a `jaxgru.Dropout` or a tuple of them; None: no dropout.
       implementation: how the layers are computed, as for `jaxgru.unroll`.
-      reset: bool (B, T), True where the state is set to zero before the token is read, such as
+      reset: bool (B, T), True where `initial_carry` is set before the token is read, such as
         where a document begins; None: nowhere.
 
     Raises:

@@ -97,7 +97,7 @@ class ModelSampler:
 
         Args:
           key: one per row.
-          carry: the state before the prompts; None: zeros.
+          carry: the state before the prompts; None: `initial_carry`.
           per_token: temperature, top_k and top_p of `generate`.
         """
         self.params = _allow_only(prompts[0].token_mask, params)

@@ -1,6 +1,6 @@
 """Sampling of the next token, and generation with an explicit state.
 
-Stateless generation is the same program, except that the carry is reset to zero before each token.
+Stateless generation is the same program, except that the carry is reset before each token.
 It reproduces the published bug, for comparison only.
 """
 
@@ -59,7 +59,8 @@ def generate(
       key: for the random choices; returned as the key of the next call. With a key per row, (B,), a
         row's tokens are those of a call with its prompt and key alone, up to rounding.
       prompt: at least one token per row, of any integer dtype.
-      carry: the state before the prompt; None: zeros. With `stateful=False` it is ignored.
+      carry: the state before the prompt; None: `initial_carry`. With `stateful=False` it is
+        ignored.
       temperature: a divisor of the logits. 0 takes the most likely token, the first one in a tie; a
         traced 0 samples among the tied tokens, as very small temperatures do.
       top_k: sample only from the k most likely tokens (Fan et al. 2018, arXiv 1805.04833); None:
@@ -67,7 +68,7 @@ def generate(
       top_p: after temperature and top_k, sample only from the most likely tokens that together
         reach this probability (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); None:
         from all.
-      stateful: False resets the carry to zero before every token, also within the prompt, of which
+      stateful: False resets the carry before every token, also within the prompt, of which
         only the last token then matters.
       lengths: the number of tokens of each row's prompt; those after it are padding. A row's tokens
         are those of its prompt alone, except for the random numbers, if the rows share a key.
@@ -323,7 +324,7 @@ def _count(
 
 
 def _step_of(options: _Options, inputs: _Inputs) -> _Step:
-    """Return the model's step, which starts from zeros each time unless it is stateful."""
+    """Return the model's step, which starts anew each time unless it is stateful."""
     step = stepper(inputs.params)
     if options.stateful:
         return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import glob
 import gzip
@@ -60,7 +61,9 @@ def read_text(
       CorpusError: there is no file, one cannot be read, or it is no text, which includes that UTF-8
         cannot hold what the encoding gives, half a surrogate pair.
     """
-    is_utf_8 = encoding == "utf-8"
+    is_utf_8 = codecs.lookup(encoding).name == "utf-8"
+    if is_utf_8:  # by another of its names
+        encoding = "utf-8"
     if reads_bytes and not is_utf_8:
         raise CorpusError(
             f"the encoding is {encoding}; it must be utf-8, the default: the tokenizer takes the "

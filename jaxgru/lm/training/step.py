@@ -120,7 +120,7 @@ def loss_fn(
 
 
 class _Batch(NamedTuple):
-    """The rows of a batch, and the state before each; None: zeros."""
+    """The rows of a batch, and the state before each; None: `initial_carry`."""
 
     carry: ModelCarry | None
     inputs: Int[Array, "B T"]
