@@ -182,8 +182,8 @@ class ScannedRNN(nn.Module):
         Args:
           cell: that of the module.
         """
-        cell = _make_cell(cell, hidden_size)
-        return cell.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
+        module = _make_cell(cell, hidden_size)
+        return module.initialize_carry(jax.random.key(0), (batch_size, hidden_size))
 
 
 def _cell_of(module: ScannedRNN, carry: Any) -> Any:

@@ -279,6 +279,6 @@ def _flip_resets(reset: Array, axis: int, lengths: Array) -> Array:
 
     In the order of x, what is read before step t is step t + 1, unless that is padding.
     """
-    reset = as_flags("reset", reset, reset.shape) & real_steps(lengths, reset.shape, axis)
-    ends = in_reading_order(jnp.moveaxis(reset, axis, 0))
+    flags = as_flags("reset", reset, reset.shape) & real_steps(lengths, reset.shape, axis)
+    ends = in_reading_order(jnp.moveaxis(flags, axis, 0))
     return _flip(jnp.moveaxis(ends, 0, axis), axis, lengths)

@@ -133,9 +133,7 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
 
 def _from_parts(whole: Any, layers: Sequence[Any], weights: Sequence[Any] | None) -> Any:
     """Return `from_keras` of each layer of which one consists; the last takes the other weights."""
-    if weights is None:
-        weights = whole.get_weights()
-    weights = list(weights)
+    weights = list(whole.get_weights() if weights is None else weights)
     ends = [*accumulate(len(layer.weights) for layer in layers[:-1]), None]
     parts = [weights[start:end] for start, end in pairwise([0, *ends])]
     return tuple(map(from_keras, layers, parts))
