@@ -112,8 +112,9 @@ def generate(
         carry = as_carry(carry, carry_like(params.layers, B))
     if lengths is not None:
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
+    stop_tokens = None
     if stop is not None:
-        stop = as_stop(stop, vocab_size)
+        stop_tokens = as_stop(stop, vocab_size)
     processors = as_processors(logits_processor)
     if not processors:
         counts = None
@@ -122,12 +123,12 @@ def generate(
 
     options = _Options(
         top_k=top_k,
-        is_greedy=not isinstance(temperature, Tracer) and temperature == 0,
+        is_greedy=not isinstance(temperature, Tracer) and bool(temperature == 0),
         stateful=bool(stateful),
         processors=processors,
         return_logprobs=return_logprobs,
     )
-    inputs = _Inputs(params, key, prompt, carry, temperature, top_p, lengths, stop, counts)
+    inputs = _Inputs(params, key, prompt, carry, temperature, top_p, lengths, stop_tokens, counts)
     sampled, carry, key = _compute(num_tokens, options, inputs)
     if return_logprobs:
         return sampled.token, carry, key, sampled.logprob
