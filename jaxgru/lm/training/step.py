@@ -62,7 +62,8 @@ class TrainState:
 def init_state(model: ModelConfig, training: TrainingConfig, batches: str = "crops") -> TrainState:
     """Return the initial state; the seed decides the weights and the key of batches and dropout.
 
-    batches: "crops" or "streams", as in `DataConfig`.
+    Args:
+      batches: "crops" or "streams", as in `DataConfig`.
     """
     init_key, key = jax.random.split(jax.random.key(training.seed))
     params = init(init_key, model)
@@ -182,8 +183,9 @@ def train_step(
     # A key for each purpose, used or not: no option changes what another one draws
     step_key = jax.random.fold_in(state.key, state.step)
     crop_key, dropout_key = jax.random.split(step_key)
-    reset_key, weight_key, *site_keys = jax.random.split(jax.random.fold_in(step_key, 2), 5)
-    keys = _DropoutKeys(dropout_key, *site_keys, weight_key)
+    other_keys = jax.random.split(jax.random.fold_in(step_key, 2), 5)
+    reset_key, weight_key, input_key, between_key, output_key = other_keys
+    keys = _DropoutKeys(dropout_key, input_key, between_key, output_key, weight_key)
 
     batch = _next_batch(training, state, tokens, crop_key, reset_key)
     if mesh is None or mesh.size == 1:
@@ -261,7 +263,7 @@ def _gradient_on_mesh(
         run,
         mesh=mesh,
         in_specs=(cuts, P(ROWS), P()),
-        out_specs=_BatchResult(P(), cuts, P(ROWS)),
+        out_specs=_BatchResult(P(), cuts, P(ROWS)),  # pyright: ignore[reportArgumentType]
         check_vma=False,
     )
     return run_on_devices(params, batch, keys)
