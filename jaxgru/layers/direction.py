@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, UInt32
 
-from jaxgru.cells.carry import Carry, Tree
+from jaxgru.cells.carry import Carry, Size, Tree
 from jaxgru.cells.contract import CellParams, starts_at_zero
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.marks import Marks
@@ -67,7 +67,7 @@ def start_of(
     return Start(start, tuple(of_reset))
 
 
-def zero_carries(stack: Sequence[CellParams], batch: tuple[Tree, ...]) -> Carries:
+def zero_carries(stack: Sequence[CellParams], batch: tuple[Size, ...]) -> tuple[Tree, ...]:
     """Return the carry before the first step of each layer, with these batch axes."""
     carries = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
     carries = jax.tree.map(validate.strongly_typed, carries)

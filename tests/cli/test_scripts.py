@@ -517,7 +517,7 @@ def edit(path: Path, old: str, new: str) -> None:
 def as_if_made_so(run: Path) -> None:
     """Let the checkpoints of an edited run say that it was trained with what its files say."""
     config, info = load_config(run / "config.toml"), load_info(run)
-    values = checkpoints.made_with(config, info, load_tokenizer(run))
+    values = checkpoints.compute_fingerprint(config, info, load_tokenizer(run))
     for folder in (run / "checkpoints").iterdir():
         (folder / "made_with" / "metadata").write_text(json.dumps(values))
         (folder / "checksums.json").unlink()

@@ -88,7 +88,7 @@ class Dropping(nn.RNNCellBase):
     """A cell with recurrent dropout, around another cell."""
 
     cell: nn.RNNCellBase
-    num_feature_axes = 1
+    num_feature_axes = 1  # pyright: ignore[reportAssignmentType]
 
     @nn.compact
     def __call__(self, carry, x):
