@@ -121,7 +121,8 @@ def tapped_products(
     ]
     if not any(is_tapped):
         return "the step uses layout.times for no weights that depend on the parameters alone"
-    closed, _ = traced(is_tapped)
+    if not all(is_tapped):
+        closed, _ = traced(is_tapped)
     jaxpr = closed.jaxpr
     _, equations = needed_for(jaxpr.outvars, jaxpr)
     compute = jaxpr_as_fun(closed.replace(jaxpr=jaxpr.replace(eqns=equations)))
