@@ -6,7 +6,7 @@
 
 jaxgru exports a model to an .onnx file. The file's inputs are tokens and the carry, and its outputs
 are logits and the next carry. Each call writes one character, and takes the carry that the call
-before returned. A model that was trained in units, such as lines, writes one.
+before returned. A model that was trained in documents, such as lines, writes one.
 
 `--page` makes a folder with the file, its characters and these options, and
 `examples/onnx_page.html`, in which onnxruntime-web does the same. The page loads that package from
@@ -31,7 +31,7 @@ import numpy as np
 import onnxruntime
 
 from jaxgru import UserError
-from jaxgru.lm.data.units import encode_text, end_token, units_of
+from jaxgru.lm.data.documents import documents_of, encode_text, separator_token_of
 from jaxgru.lm.formats.onnx import save_onnx
 from jaxgru.lm.generation import default_prompt
 from jaxgru.lm.load import find_model
@@ -40,9 +40,9 @@ PAGE = Path(__file__).with_name("onnx_page.html")
 
 
 def stream(
-    path: Path, tokens: list[int], end: int | None, temperature: float, seed: int
+    path: Path, tokens: list[int], separator_token: int | None, temperature: float, seed: int
 ) -> Iterator[str]:
-    """Read a prompt's tokens, then write characters until the token `end`, which ends a unit.
+    """Read a prompt's tokens, then write characters until `separator_token`, which ends a document.
 
     Needs NumPy and ONNX Runtime alone.
     """
@@ -59,7 +59,7 @@ def stream(
         # The argmax of logits plus Gumbel noise is a draw from their softmax.
         noise = rng.gumbel(size=logits.shape[2])
         token = (logits[0, -1] / temperature + noise).argmax()
-        if token == end:
+        if token == separator_token:
             return
         yield characters[token]
         tokens = [token]
@@ -72,7 +72,7 @@ class Export(NamedTuple):
     characters: list[str]
     prompt: str
     tokens: list[int]  # of the prompt
-    end: int | None
+    separator_token: int | None
 
 
 def export(name: str, prompt: str | None, path: Path) -> Export:
@@ -85,16 +85,17 @@ def export(name: str, prompt: str | None, path: Path) -> Export:
     params, config, tokenizer = model.load()
     if config.data.tokenizer != "characters":
         raise UserError(f"{name} is not a character model.")
-    unit = config.data.unit
+    separator = config.data.separator
     if prompt is None:
-        prompt = "" if unit else default_prompt(model.text_sha256(), tokenizer)
-    last_unit = units_of(prompt, unit)[-1] if unit else prompt  # which begins from a zero state
-    tokens, _ = encode_text(tokenizer, last_unit, unit)
+        prompt = "" if separator else default_prompt(model.text_sha256(), tokenizer)
+    # It begins from a zero state.
+    last_document = documents_of(prompt, separator)[-1] if separator else prompt
+    tokens, _ = encode_text(tokenizer, last_document, separator)
     if not len(tokens):
         raise UserError("the prompt needs a character.")
-    end = end_token(tokenizer, unit)
+    separator_token = separator_token_of(tokenizer, separator)
     save_onnx(path, params, config, tokenizer)
-    return Export(path, tokenizer.pieces, prompt, tokens.tolist(), end)
+    return Export(path, tokenizer.pieces, prompt, tokens.tolist(), separator_token)
 
 
 def make_page(folder: Path, model: Export, temperature: float, num_tokens: int) -> None:
@@ -104,7 +105,7 @@ def make_page(folder: Path, model: Export, temperature: float, num_tokens: int) 
     page = {
         "characters": model.characters,
         "prompt": model.tokens,
-        "end": model.end,
+        "separator_token": model.separator_token,
         "temperature": temperature,
         "num_tokens": num_tokens,
     }
@@ -122,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--prompt",
         help="text to continue (as of jaxgru sample: 'ROMEO: ', a newline or a letter; "
-        "of a model of units, none)",
+        "of a model of documents, none)",
     )
     add(
         "--num-tokens",
@@ -168,7 +169,9 @@ def main() -> None:
             make_page(folder, model, arguments.temperature, arguments.num_tokens)
             print(shlex.join(["python", "-m", "http.server", "--directory", str(folder)]))
             return
-        text = stream(path, model.tokens, model.end, arguments.temperature, arguments.seed)
+        text = stream(
+            path, model.tokens, model.separator_token, arguments.temperature, arguments.seed
+        )
         print(model.prompt, end="")
         for character in itertools.islice(text, arguments.num_tokens):
             print(character, end="", flush=True)

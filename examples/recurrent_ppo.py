@@ -100,7 +100,7 @@ def init_flax(key: jax.Array, features: int, hidden_dim: int) -> Any:
     return ScannedRNN().init(key, jnp.zeros((1, hidden_dim)), inputs)
 
 
-def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUParams:
+def init_gru(key: jax.Array, features: int, hidden_dim: int) -> jaxgru.GRUCell:
     """Draw what Flax draws, so that both policies start as the same function.
 
     Without Flax, `jaxgru.init_gru(key, features, hidden_dim)` draws from the same distributions.
@@ -221,7 +221,7 @@ def new_actors(key: jax.Array, params: Any, s: Settings) -> Actors:
     """Start an episode in every environment."""
     state = jax.vmap(new_episode)(jax.random.split(key, s.num_envs))
     carry = jnp.zeros((s.num_envs, s.hidden_dim))
-    if isinstance(params["rnn"], jaxgru.LSTMParams):
+    if isinstance(params["rnn"], jaxgru.LSTMCell):
         carry = jaxgru.LSTMState(carry, carry)
     return Actors(state, carry, jnp.ones(s.num_envs, bool))
 

@@ -95,7 +95,7 @@ def play(key: jax.Array, B: int, T: int, ends: float = ENDS) -> Step:
 
 
 @struct
-class DreamerParams(Cell):
+class DreamerCell(Cell):
     """DreamerV3's core without groups; docs/guide/custom_cell.md explains it, and has them."""
 
     W: jax.Array  # (H + E, 3H)
@@ -122,7 +122,7 @@ def init(key: jax.Array, H: int) -> dict[str, Any]:
     normal = jax.nn.initializers.lecun_normal()
     W = normal(keys[0], (H + Z + 1, 3 * H))
     return {
-        "core": DreamerParams(W, jnp.ones(3 * H), jnp.zeros(3 * H)),
+        "core": DreamerCell(W, jnp.ones(3 * H), jnp.zeros(3 * H)),
         "prior": (normal(keys[1], (H, H)), normal(keys[2], (H, Z))),
         "posterior": (normal(keys[3], (H + 1, H)), normal(keys[4], (H, Z))),
         "decoder": (normal(keys[5], (H + Z, H)), normal(keys[6], (H, 1))),

@@ -8,7 +8,7 @@ continues from this state, and never reads the text again.
 
 `POST /` with {"prompt": "ROMEO: "} returns plain text while it is generated. Its header State is a
 number. Send it as "after" with the next prompt to continue that text. The other fields are those of
-`jaxgru.lm.generation.Options`. A model that was trained in units, such as lines, writes one:
+`jaxgru.lm.generation.Options`. A model that was trained in documents, such as lines, writes one:
 
     curl --no-buffer -d '{"prompt": "ROMEO: ", "num_tokens": 400}' http://127.0.0.1:8000
 
@@ -82,7 +82,11 @@ class Model:
         unknown = question.keys() - FIELDS
         if unknown:
             raise UserError(f"there is no field {min(unknown)!r}, only {sorted(FIELDS)}.")
-        defaults = {"num_tokens": 200, "seed": next(self.numbers), "unit": self.config.data.unit}
+        defaults = {
+            "num_tokens": 200,
+            "seed": next(self.numbers),
+            "separator": self.config.data.separator,
+        }
         options = Options(**defaults | question)  # whose values `stream_text` checks
         carry = self.states.get(after)
         return lm.stream_text(self.params, self.tokenizer, prompt, options, carry=carry)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgru import cells, libraries
 from jaxgru.cells import (
-    CoupledLSTMParams,
-    GRUParams,
-    LayerNormGRUParams,
-    LayerNormLSTMParams,
-    LSTMParams,
+    CoupledLSTMCell,
+    GRUCell,
+    LayerNormGRUCell,
+    LayerNormLSTMCell,
+    LSTMCell,
     LSTMState,
-    MinGRUParams,
-    MogrifierGRUParams,
-    PeepholeLSTMParams,
-    ProjectedLSTMParams,
-    ResetBeforeGRUParams,
-    RNNParams,
+    MinGRUCell,
+    MogrifierGRUCell,
+    PeepholeLSTMCell,
+    ProjectedLSTMCell,
+    ResetBeforeGRUCell,
+    RNNCell,
     init_coupled_lstm,
     init_gru,
     init_lstm,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
-    "LayerNormLSTMParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
-    "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams", "ResidualStack", "UserError",
+    "CoupledLSTMCell", "Dropout", "GRUCell", "LSTMCell", "LSTMState", "LayerNormGRUCell",
+    "LayerNormLSTMCell", "MinGRUCell", "MogrifierGRUCell", "PeepholeLSTMCell",
+    "ProjectedLSTMCell", "RNNCell", "ResetBeforeGRUCell", "ResidualStack", "UserError",
     "bidirectional", "cells", "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm",
     "init_min_gru", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack",
     "initial_carry", "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",

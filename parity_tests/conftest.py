@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parity_tests.bridge import precision
+from parity_tests.conversion import precision
 
 torch.set_num_threads(1)  # the sizes are small, so threads only slow it down
 

@@ -10,14 +10,14 @@ import pytest
 import torchref
 from jaxgru import cells
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
-from parity_tests import bridge
-from parity_tests.bridge import REPEATED, TOLERANCE, VARIANTS, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import REPEATED, TOLERANCE, VARIANTS, agree, to_torch
 
 
 def random_state(rng: np.random.Generator, cell: str, B: int, H: int, dtype: str) -> cells.Carry:
     """Return a random carry of one layer."""
-    h = bridge.random_array(rng, (B, H), dtype)
-    return cells.LSTMState(h, bridge.random_array(rng, (B, H), dtype)) if cell == "lstm" else h
+    h = conversion.random_array(rng, (B, H), dtype)
+    return cells.LSTMState(h, conversion.random_array(rng, (B, H), dtype)) if cell == "lstm" else h
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
@@ -32,10 +32,10 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     each takes part. `unroll_layer` has a hand-written backward pass; `unroll_autodiff` has JAX's.
     """
     rng = np.random.default_rng(0)
-    params = bridge.random_cell(rng, cell, E, H, True, dtype)
-    x = bridge.random_array(rng, (B, T, E), dtype)
+    params = conversion.random_cell(rng, cell, E, H, True, dtype)
+    x = conversion.random_array(rng, (B, T, E), dtype)
     of_carry = lambda: jax.tree.leaves(random_state(rng, cell, B, H, dtype))
-    weights = [bridge.random_array(rng, (B, T, H), dtype), *of_carry()]
+    weights = [conversion.random_array(rng, (B, T, H), dtype), *of_carry()]
 
     @jax.jit
     def results_and_gradients(params, x, state):
@@ -50,8 +50,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     for start, state in states.items():
         gradient, ours = results_and_gradients(params, x, state)
 
-        module = bridge.torch_cell(params)
-        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), bridge.carry_to_torch((state,))
+        module = conversion.torch_cell(params)
+        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), conversion.carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
         h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)
@@ -62,8 +62,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         theirs = {
             "outputs": h,
             "final carry": theirs_out,
-            "gradient of every parameter": bridge.from_state_dict(
-                bridge.cell_keys(params), gradients
+            "gradient of every parameter": conversion.from_state_dict(
+                conversion.cell_keys(params), gradients
             ),
             "gradient of the input": theirs_x.grad,
             "gradient of the carry": [tensor.grad for tensor in theirs_in],

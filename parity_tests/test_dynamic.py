@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from jaxgru.errors import UserError
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll, mean_squares
-from parity_tests.bridge import agree, from_state_dict, model_keys, random_params, torch_model
+from parity_tests.conversion import agree, from_state_dict, model_keys, random_params, torch_model
 
 V, EVERY = 5, 4
 MODELS = {

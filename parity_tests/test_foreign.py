@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from jaxgru.cells import CellParams, GRUParams, LSTMState
+from jaxgru.cells import AnyCell, GRUCell, LSTMState
 from jaxgru.layers.implementations import unroll_layer
 from jaxgru.libraries.torch_nn import from_torch
 from jaxgru.libraries.torch_nn import to_torch as to_torch_nn
-from parity_tests import bridge
-from parity_tests.bridge import DTYPES, REPEATED, TOLERANCE, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import DTYPES, REPEATED, TOLERANCE, agree, to_torch
 
 LONG = pytest.param((2, 128, 64, 48), marks=pytest.mark.slow)
 SIZES = pytest.mark.parametrize("size", [(3, 20, 7, 11), (1, 1, 1, 1), LONG])
@@ -36,18 +36,19 @@ class Case:
         rng = np.random.default_rng(0)
         cell, _, after = kind.partition(", reset ")
         params = [
-            bridge.random_cell(rng, cell, H if i else E, H, bool(after), dtype)
+            conversion.random_cell(rng, cell, H if i else E, H, bool(after), dtype)
             for i in range(layers)
         ]
         if after:  # only this variant has a bias that its reset gate multiplies
             params = [
-                GRUParams(**vars(p), cn=bridge.random_array(rng, (H,), dtype, 0.5)) for p in params
+                GRUCell(**vars(p), cn=conversion.random_array(rng, (H,), dtype, 0.5))
+                for p in params
             ]
-        self.layers: tuple[CellParams, ...] = tuple(params)
-        self.x = bridge.random_array(rng, (B, T, E), dtype)
-        draw = lambda: bridge.random_array(rng, (B, H), dtype)
+        self.layers: tuple[AnyCell, ...] = tuple(params)
+        self.x = conversion.random_array(rng, (B, T, E), dtype)
+        draw = lambda: conversion.random_array(rng, (B, H), dtype)
         self.carry = tuple(LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in params)
-        of_output = bridge.random_array(rng, (B, T, H), dtype)
+        of_output = conversion.random_array(rng, (B, T, H), dtype)
         self.weights = of_output, jax.tree.map(lambda _: draw(), self.carry)
         self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
 

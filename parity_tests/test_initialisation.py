@@ -15,11 +15,11 @@ from flax import linen as nn
 import jaxgru
 from jaxgru.libraries.flax_linen import from_linen
 from jaxgru.lm.config import ModelConfig
-from parity_tests import bridge
-from parity_tests.bridge import VARIANTS
+from parity_tests import conversion
+from parity_tests.conversion import VARIANTS
 
 CONFIGS = {
-    cell: ModelConfig(cell, 65, 48, 96, 2, initial_weights="pytorch", **VARIANTS[cell])
+    cell: ModelConfig(cell, 65, 48, 96, 2, init_scheme="pytorch", **VARIANTS[cell])
     for cell in VARIANTS
 }
 FLAX = {
@@ -41,7 +41,9 @@ def test_layers_start_as_flaxs(init):
     for name in "WU":
         a, b = (np.asarray(getattr(layer, name)) for layer in (ours, theirs))
         p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
-        bridge.agree_in_distribution(f"{init.__name__}: {name}", p_value, a.size + b.size, "flax")
+        conversion.agree_in_distribution(
+            f"{init.__name__}: {name}", p_value, a.size + b.size, "flax"
+        )
         for U in np.split(np.stack([a, b]), len(ours.gates), -1) if name == "U" else []:
             np.testing.assert_allclose(U.mT @ U, np.stack([np.eye(H)] * 2), atol=2e-6)
     in_forget_gate = jnp.zeros(len(theirs.b)).at[:H].set(init is jaxgru.init_lstm)
@@ -67,8 +69,8 @@ def both(cell: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     params = jaxgru.lm.init(jax.random.key(1), CONFIGS[cell])
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        fresh = type(bridge.torch_model(params))(65, 48, 96, 2)
-    theirs = bridge.from_state_dict(bridge.model_keys(params), fresh.state_dict())
+        fresh = type(conversion.torch_model(params))(65, 48, 96, 2)
+    theirs = conversion.from_state_dict(conversion.model_keys(params), fresh.state_dict())
     return named_leaves(params), named_leaves(theirs)
 
 
@@ -88,7 +90,7 @@ def test_same_distributions(cell):
         else:
             p_value = scipy.stats.ks_2samp(a.ravel(), b.ravel()).pvalue
             quantity = f"{cell}: initialisation of {name}"
-            bridge.agree_in_distribution(quantity, p_value, a.size + b.size)
+            conversion.agree_in_distribution(quantity, p_value, a.size + b.size)
             if "embedding" not in name:  # uniform, up to one bound
                 assert abs(np.abs(a).max() / np.abs(b).max() - 1) < 8 / a.size
     drawn = [leaf.ravel() for leaf in ours.values() if np.ptp(leaf) > 0]

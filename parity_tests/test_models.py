@@ -16,8 +16,8 @@ from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import ModelConfig, config_dir
 from jaxgru.lm.model import Params, token_nll
-from parity_tests import bridge
-from parity_tests.bridge import DTYPES, REPEATED, TOLERANCE, VARIANTS, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import DTYPES, REPEATED, TOLERANCE, VARIANTS, agree, to_torch
 
 PUBLISHED = sorted(path.stem for path in (config_dir() / "published").glob("*.toml"))
 SMALL, SLOW = ("astra_alpha", "scribe_alpha"), pytest.mark.slow
@@ -44,7 +44,7 @@ def compare(
     """
     dtype = str(params.embedding.dtype)
     rng = np.random.default_rng(1)
-    weights = bridge.random_carry(rng, params, tokens.shape[0], dtype)
+    weights = conversion.random_carry(rng, params, tokens.shape[0], dtype)
 
     def value(params, carry):
         logits, carry = jaxgru.lm.apply(params, tokens, carry, dropout)
@@ -56,9 +56,9 @@ def compare(
 
     masks = None
     if dropout is not None:
-        masks = bridge.masks_to_torch(dropout_masks(params.layers, dropout, *tokens.shape))
-    model = bridge.torch_model(params, site=dropout.site if dropout else "state")
-    theirs_in = bridge.carry_to_torch(carry)
+        masks = conversion.masks_to_torch(dropout_masks(params.layers, dropout, *tokens.shape))
+    model = conversion.torch_model(params, site=dropout.site if dropout else "state")
+    theirs_in = conversion.carry_to_torch(carry)
     for tensor in jax.tree.leaves(theirs_in):
         tensor.requires_grad_()
     logits, theirs_out = model(to_torch(tokens), theirs_in, masks)
@@ -71,7 +71,9 @@ def compare(
         "loss": loss,
         "logits": logits,
         "final carry": theirs_out,
-        "gradient of every parameter": bridge.from_state_dict(bridge.model_keys(params), named),
+        "gradient of every parameter": conversion.from_state_dict(
+            conversion.model_keys(params), named
+        ),
         "gradient of the initial carry": [tensor.grad for tensor in jax.tree.leaves(theirs_in)],
     }
     for a, (quantity, b) in zip((*ours, *gradients), theirs.items(), strict=True):
@@ -90,21 +92,21 @@ def test_published_sizes(name, dtype):
     """All seven configs at full size, from a random carry."""
     config = jaxgru.lm.load_config(name).model
     rng = np.random.default_rng(0)
-    params = bridge.random_params(rng, config, dtype)
-    tokens, targets = (bridge.random_tokens(rng, config.vocab_size, 2, 5) for _ in range(2))
-    compare(name, params, tokens, targets, bridge.random_carry(rng, params, 2, dtype))
+    params = conversion.random_params(rng, config, dtype)
+    tokens, targets = (conversion.random_tokens(rng, config.vocab_size, 2, 5) for _ in range(2))
+    compare(name, params, tokens, targets, conversion.random_carry(rng, params, 2, dtype))
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
-@settings(bridge.same_every_run, max_examples=1)
+@settings(conversion.same_every_run, max_examples=1)
 @example(config=LARGER["gru"], site="between", B=3, T=9, seed=0)
 @example(config=LARGER["lstm"], site="state", B=3, T=9, seed=0)
 @example(config=LARGER["lstm"], site="output", B=3, T=9, seed=0)
 @example(config=LARGER["rnn"], site="state", B=3, T=9, seed=0)
-@example(config=bridge.SMALLEST["gru"], site="state", B=1, T=1, seed=0)
-@example(config=bridge.SMALLEST["rnn"], site=None, B=1, T=1, seed=0)
+@example(config=conversion.SMALLEST["gru"], site="state", B=1, T=1, seed=0)
+@example(config=conversion.SMALLEST["rnn"], site=None, B=1, T=1, seed=0)
 @given(
-    config=bridge.model_configs(),
+    config=conversion.model_configs(),
     site=st.sampled_from([None, "state", "between", "output"]),
     B=st.integers(1, 4),
     T=st.integers(1, 9),
@@ -116,9 +118,9 @@ def test_odd_sizes(dtype, config: ModelConfig, site, B, T, seed):
     On the last output it acts before the LayerNorm.
     """
     rng = np.random.default_rng(seed)
-    params = bridge.random_params(rng, config, dtype)
-    tokens, targets = (bridge.random_tokens(rng, config.vocab_size, B, T) for _ in range(2))
-    carry = bridge.random_carry(rng, params, B, dtype)
+    params = conversion.random_params(rng, config, dtype)
+    tokens, targets = (conversion.random_tokens(rng, config.vocab_size, B, T) for _ in range(2))
+    carry = conversion.random_carry(rng, params, B, dtype)
     dropout = site and Dropout(fast_key(seed), 0.3, site)
     compare(f"{config.cell}, odd sizes", params, tokens, targets, carry, dropout)
 
@@ -164,8 +166,8 @@ def test_an_mlp(V, E, H, K, B, T, dtype):
     It is that of Bengio et al. 2003 without the direct connections.
     """
     rng = np.random.default_rng(V + T)
-    params = bridge.random_params(rng, ModelConfig("mlp", V, E, H, 1, context_length=K), dtype)
-    tokens, targets = bridge.random_tokens(rng, V, B, T), bridge.random_tokens(rng, V, B, T)
+    params = conversion.random_params(rng, ModelConfig("mlp", V, E, H, 1, context_length=K), dtype)
+    tokens, targets = conversion.random_tokens(rng, V, B, T), conversion.random_tokens(rng, V, B, T)
 
     def loss(params):
         logits, _ = jaxgru.lm.apply(params, tokens)

@@ -15,8 +15,8 @@ import torchref
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.model import Params
 from jaxgru.lm.sampling import filter_logits
-from parity_tests import bridge
-from parity_tests.bridge import DTYPES, REPEATED, TOLERANCE, VARIANTS, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import DTYPES, REPEATED, TOLERANCE, VARIANTS, agree, to_torch
 
 MODELS = {cell: ModelConfig(cell, 40, 12, 48, 2, **VARIANTS[cell]) for cell in VARIANTS}
 
@@ -30,7 +30,7 @@ MARGIN = {"float64": 1e-9, "float32": 2e-5}  # of the largest logit; differences
 
 def lively_params(cell: str, dtype: str) -> Params:
     """Return random weights so large that greedy text varies instead of repeating one token."""
-    params = bridge.random_params(np.random.default_rng(0), MODELS[cell], dtype)
+    params = conversion.random_params(np.random.default_rng(0), MODELS[cell], dtype)
     return jax.tree.map(lambda leaf: GAIN[cell] * leaf, params)
 
 
@@ -45,13 +45,21 @@ def test_greedy(cell, stateful, dtype):
     """
     params = lively_params(cell, dtype)
     rng = np.random.default_rng(1)
-    prompt, carry = bridge.random_tokens(rng, 40, 3, 7), bridge.random_carry(rng, params, 3, dtype)
+    prompt, carry = (
+        conversion.random_tokens(rng, 40, 3, 7),
+        conversion.random_carry(rng, params, 3, dtype),
+    )
     ours, ours_carry, _ = jaxgru.lm.generate(
         params, jax.random.key(0), prompt, 500, carry, temperature=0, stateful=stateful
     )
-    model = bridge.torch_model(params).eval()
+    model = conversion.torch_model(params).eval()
     theirs, theirs_carry = torchref.generate(
-        model, to_torch(prompt), 500, bridge.carry_to_torch(carry), temperature=0, stateful=stateful
+        model,
+        to_torch(prompt),
+        500,
+        conversion.carry_to_torch(carry),
+        temperature=0,
+        stateful=stateful,
     )
     name = f"{cell}: 500 greedy tokens, {'stateful' if stateful else 'stateless'}"
     agree(name, np.asarray(ours, np.int64), theirs, 0)
@@ -60,7 +68,7 @@ def test_greedy(cell, stateful, dtype):
     if stateful:
         text = torch.cat([to_torch(prompt), theirs], dim=1)
         with torch.no_grad():
-            logits = model(text[:, :-1], bridge.carry_to_torch(carry))[0][:, -500:]
+            logits = model(text[:, :-1], conversion.carry_to_torch(carry))[0][:, -500:]
         margin = logits.topk(2).values.diff().abs().min() / logits.abs().max()
         assert margin > MARGIN[dtype]
         assert len(np.unique(theirs)) > 7, "a text of few tokens would show little"
@@ -74,15 +82,15 @@ def test_the_published_stateful_scribe_is_stateless():
     params = lively_params("gru", "float32")
     rng = np.random.default_rng(1)
     prompt, carry = (
-        bridge.random_tokens(rng, 40, 3, 7),
-        bridge.random_carry(rng, params, 3, "float32"),
+        conversion.random_tokens(rng, 40, 3, 7),
+        conversion.random_carry(rng, params, 3, "float32"),
     )
-    right = bridge.torch_model(params).eval()
+    right = conversion.torch_model(params).eval()
     model = torchref.ScribeAsPublished(40, 12, 48, 2).eval()
     model.load_state_dict(right.state_dict())
     with torch.no_grad():
         logits = [
-            model(to_torch(prompt), state)[0] for state in (None, bridge.carry_to_torch(carry))
+            model(to_torch(prompt), state)[0] for state in (None, conversion.carry_to_torch(carry))
         ]
     assert torch.equal(*logits)
     theirs, _ = torchref.generate(
@@ -101,8 +109,8 @@ def test_the_published_stateful_scribe_is_stateless():
 def test_only_the_last_token_of_the_prompt(cell):
     """The study's sampler is ours with the prompt's last token, not with the whole prompt."""
     params = lively_params(cell, "float32")
-    prompt = bridge.random_tokens(np.random.default_rng(1), 40, 2, 9)
-    model = bridge.torch_model(params).eval()
+    prompt = conversion.random_tokens(np.random.default_rng(1), 40, 2, 9)
+    model = conversion.torch_model(params).eval()
     study, _ = torchref.generate(model, to_torch(prompt), 50, temperature=0, whole_prompt=False)
     key = jax.random.key(0)
     last, _, _ = jaxgru.lm.generate(params, key, prompt[:, -1:], 50, temperature=0)
@@ -112,7 +120,7 @@ def test_only_the_last_token_of_the_prompt(cell):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@bridge.same_every_run
+@conversion.same_every_run
 @given(
     V=st.integers(2, 50),
     temperature=st.sampled_from([0.1, 0.8, 1.0, 2.0]),
@@ -147,14 +155,14 @@ def test_frequencies(cell, options):
     """
     V, B = 4, 100_000
     config = ModelConfig(cell, V, 3, 5, 2, **VARIANTS[cell])
-    params = bridge.random_params(np.random.default_rng(3), config, "float32")
+    params = conversion.random_params(np.random.default_rng(3), config, "float32")
     params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))
     prompt = jnp.tile(jnp.array([[1, 3, 0]], jnp.int32), (B, 1))
     tokens, _, _ = jaxgru.lm.generate(params, jax.random.key(11), prompt, 3, **options)
     seen = np.bincount(np.asarray(tokens) @ [V * V, V, 1], minlength=V**3)
 
     texts = torch.cartesian_prod(*[torch.arange(V)] * 3)
-    model = bridge.torch_model(params).eval()
+    model = conversion.torch_model(params).eval()
     inputs = torch.cat([to_torch(prompt[:1]).expand(V**3, -1), texts], dim=1)[:, :-1]
     sampling = {name: value for name, value in options.items() if name != "stateful"}
     with torch.no_grad():
@@ -169,6 +177,6 @@ def test_frequencies(cell, options):
     expected = B * probability.numpy()
     assert abs(expected.sum() - B) < 1e-6 * B
     assert seen[expected == 0].sum() == 0, "a token was drawn that top-k or top-p leaves out"
-    p_value = bridge.chi_squared(seen[None], expected[None])
+    p_value = conversion.chi_squared(seen[None], expected[None])
     described = ", ".join(f"{name} {value}" for name, value in options.items())
-    bridge.agree_in_distribution(f"{cell}: sampled texts, {described}", p_value, B)
+    conversion.agree_in_distribution(f"{cell}: sampled texts, {described}", p_value, B)

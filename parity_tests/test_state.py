@@ -18,8 +18,8 @@ import jaxgru
 from jaxgru.layers.dropout import Dropout
 from jaxgru.layers.masks import dropout_masks
 from jaxgru.lm.config import ModelConfig
-from parity_tests import bridge
-from parity_tests.bridge import REPEATED, TOLERANCE, VARIANTS, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import REPEATED, TOLERANCE, VARIANTS, agree, to_torch
 
 LSTM_FIRST = ["lstm", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("gru", "rnn"))]
 apply = jax.jit(jaxgru.lm.apply)
@@ -31,11 +31,11 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
 
 
 @pytest.mark.parametrize("dtype", REPEATED)
-@bridge.same_every_run
-@example(config=bridge.SMALLEST["gru"], B=1, lengths=[1, 1], seed=0)
-@example(config=bridge.SMALLEST["lstm"], B=1, lengths=[1, 1], seed=0)
+@conversion.same_every_run
+@example(config=conversion.SMALLEST["gru"], B=1, lengths=[1, 1], seed=0)
+@example(config=conversion.SMALLEST["lstm"], B=1, lengths=[1, 1], seed=0)
 @given(
-    config=bridge.model_configs(),
+    config=conversion.model_configs(),
     B=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3),
     seed=st.integers(0, 2**32 - 1),
@@ -43,10 +43,12 @@ def deep(cell: str, V: int = 12) -> ModelConfig:
 def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
     """A sequence split anywhere, with the carry passed on, equals torchref's whole sequence."""
     rng = np.random.default_rng(seed)
-    params = bridge.random_params(rng, config, dtype)
-    tokens = bridge.random_tokens(rng, config.vocab_size, B, sum(lengths))
-    start = bridge.random_carry(rng, params, B, dtype)
-    logits, carry = bridge.torch_model(params)(to_torch(tokens), bridge.carry_to_torch(start))
+    params = conversion.random_params(rng, config, dtype)
+    tokens = conversion.random_tokens(rng, config.vocab_size, B, sum(lengths))
+    start = conversion.random_carry(rng, params, B, dtype)
+    logits, carry = conversion.torch_model(params)(
+        to_torch(tokens), conversion.carry_to_torch(start)
+    )
 
     pieces, state = [], start
     for piece in jnp.split(tokens, np.cumsum(lengths)[:-1], axis=1):
@@ -66,18 +68,21 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     below, so each carry is received and returned, and exactly zero for those of layers above.
     """
     rng = np.random.default_rng(0)
-    params = bridge.random_params(rng, deep(cell), dtype)
-    tokens, start = bridge.random_tokens(rng, 12, 2, 3), bridge.random_carry(rng, params, 2, dtype)
+    params = conversion.random_params(rng, deep(cell), dtype)
+    tokens, start = (
+        conversion.random_tokens(rng, 12, 2, 3),
+        conversion.random_carry(rng, params, 2, dtype),
+    )
 
     jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.lm.apply(params, tokens, carry)))(start)
-    model, parts = bridge.torch_model(params), len(jax.tree.leaves(start)) // 3
+    model, parts = conversion.torch_model(params), len(jax.tree.leaves(start)) // 3
 
     def theirs_of(*flat):
         carry = [flat[i * parts : (i + 1) * parts] for i in range(3)]
         logits, new = model(to_torch(tokens), carry)
         return logits, *(tensor for layer in new for tensor in layer)
 
-    flat = tuple(tensor for layer in bridge.carry_to_torch(start) for tensor in layer)
+    flat = tuple(tensor for layer in conversion.carry_to_torch(start) for tensor in layer)
     theirs = torch.autograd.functional.jacobian(theirs_of, flat)
     # jaxgru's nesting, flattened, runs over outputs and then over inputs: PyTorch's order.
     agree(f"{cell}: derivative of logits and carry by the carry", jacobian, theirs, 1e-12)
@@ -111,7 +116,7 @@ def test_causality_and_independent_rows(cell, site, dtype):
     B, T = 2, 4
     config = deep(cell, V=B * T)
     rng = np.random.default_rng(0)
-    params = bridge.random_params(rng, config, dtype)
+    params = conversion.random_params(rng, config, dtype)
     tokens = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
     dropout = site and Dropout(jax.random.key(0), 0.2, site)
 
@@ -120,8 +125,10 @@ def test_causality_and_independent_rows(cell, site, dtype):
 
     by_logits, by_carry = jax.jit(jax.jacrev(results))(params.embedding)
 
-    model = bridge.torch_model(params)
-    masks = bridge.masks_to_torch(dropout_masks(params.layers, dropout, B, T)) if dropout else None
+    model = conversion.torch_model(params)
+    masks = (
+        conversion.masks_to_torch(dropout_masks(params.layers, dropout, B, T)) if dropout else None
+    )
     name = "embeddings.weight" if cell == "lstm" else "embedding.weight"
 
     def theirs_of(embedding):
@@ -152,11 +159,11 @@ def test_causality_and_independent_rows(cell, site, dtype):
 def chain(cell: str, dtype: str):
     """Return a model of five tokens and its transition matrix by torchref, a softmax per token."""
     config = ModelConfig(cell, 5, 5, 7, 2, **VARIANTS[cell])
-    params = bridge.random_params(np.random.default_rng(4), config, dtype)
+    params = conversion.random_params(np.random.default_rng(4), config, dtype)
     strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # makes the memory noticeable
     params = params.replace(embedding=strong(params.embedding), layers=strong(params.layers))
     with torch.no_grad():
-        logits, _ = bridge.torch_model(params)(torch.arange(5)[:, None])
+        logits, _ = conversion.torch_model(params)(torch.arange(5)[:, None])
     return params, torch.softmax(logits[:, 0], dim=-1).numpy()
 
 
@@ -165,7 +172,7 @@ def chain(cell: str, dtype: str):
 def test_windows_of_one_are_the_chain(cell, dtype):
     """A text in windows of one token gives rows of the matrix, whatever precedes them."""
     params, matrix = chain(cell, dtype)
-    text = bridge.random_tokens(np.random.default_rng(0), 5, 1, 40)[0]
+    text = conversion.random_tokens(np.random.default_rng(0), 5, 1, 40)[0]
     logits, _ = apply(params, text[:, None])
     ours = jax.nn.softmax(logits[:, 0], axis=-1)
     agree(f"{cell}: transition matrix", ours, matrix[np.asarray(text)], TOLERANCE[dtype])
@@ -192,12 +199,14 @@ def test_stateless_text_is_a_first_order_chain(cell):
 
     def p_value(seen: np.ndarray, matrix: np.ndarray) -> float:
         expected = seen.sum(axis=-1, keepdims=True) * matrix
-        return bridge.chi_squared(seen.reshape(-1, 5), expected.reshape(-1, 5))
+        return conversion.chi_squared(seen.reshape(-1, 5), expected.reshape(-1, 5))
 
     pairs, triples = counts(stateful=False)
     name = f"{cell}: stateless text"
-    bridge.agree_in_distribution(f"{name} follows the matrix", p_value(pairs, matrix), 60_000)
-    bridge.agree_in_distribution(f"{name} has no further memory", p_value(triples, matrix), 60_000)
+    conversion.agree_in_distribution(f"{name} follows the matrix", p_value(pairs, matrix), 60_000)
+    conversion.agree_in_distribution(
+        f"{name} has no further memory", p_value(triples, matrix), 60_000
+    )
 
     pairs, triples = counts(stateful=True)
     assert p_value(pairs, matrix) < 1e-9

@@ -17,8 +17,8 @@ from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.model import Params
 from jaxgru.lm.training import TrainState, optimizer, train_step
-from parity_tests import bridge
-from parity_tests.bridge import DTYPES, REPEATED, VARIANTS, agree, to_torch
+from parity_tests import conversion
+from parity_tests.conversion import DTYPES, REPEATED, VARIANTS, agree, to_torch
 
 step_on_device = jax.jit(train_step, static_argnums=0)
 
@@ -43,8 +43,8 @@ class Both:
             params, optimizer(training).init(params), jax.random.key(7), jnp.zeros((), jnp.int32)
         )
         ((self.site, self.rate),) = training.dropouts.items()
-        self.module = bridge.torch_model(params, site=self.site)
-        self.keys = bridge.model_keys(params)
+        self.module = conversion.torch_model(params, site=self.site)
+        self.keys = conversion.model_keys(params)
         self.clipped_norms = []
         self.optimizer, self.schedule = torchref.make_optimizer(
             self.module, training.learning_rate, training.epochs, training.weight_decay
@@ -75,7 +75,7 @@ class Both:
         shape = training.batch_size, training.sequence_length
         inputs, targets = random_crops(crop_key, self.tokens, *shape)
         dropout = Dropout(dropout_key, self.rate, self.site)
-        masks = bridge.masks_to_torch(dropout_masks(self.like.layers, dropout, *shape))
+        masks = conversion.masks_to_torch(dropout_masks(self.like.layers, dropout, *shape))
         return to_torch(inputs), to_torch(targets), masks
 
     def theirs(self, name: str | None = None) -> Params:
@@ -83,7 +83,7 @@ class Both:
         tensors = dict(self.module.named_parameters())
         if name is not None:
             tensors = {key: self.optimizer.state[p][name] for key, p in tensors.items()}
-        return bridge.from_state_dict(self.keys, tensors)
+        return conversion.from_state_dict(self.keys, tensors)
 
 
 # A trajectory accumulates each step's rounding errors, and AdamW can enlarge them: it divides a
@@ -114,7 +114,7 @@ def test_fifty_steps(cell, dtype):
         **{f"{SITES[cell]}_dropout": 0.2},
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    params = bridge.random_params(rng, MODELS[cell], dtype)
+    params = conversion.random_params(rng, MODELS[cell], dtype)
     tokens = rng.integers(0, 17, 500).astype(np.int32)
     both = Both(Config(model=MODELS[cell], training=training), params, tokens)
     ours, theirs = map(np.concatenate, zip(both.epoch(), both.epoch(), strict=True))

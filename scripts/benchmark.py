@@ -26,8 +26,8 @@ from rich.status import Status
 from rich.table import Table
 
 from bench import benchmark_page, timing
+from bench.benchmark_records import BenchmarkRun, Benchmarks, ContestantTime, load, save
 from bench.contestants import CONTESTANTS, build, is_measured, why_absent
-from bench.records import BenchmarkRun, Benchmarks, ContestantTime, load, save
 from bench.timing import KINDS, ONE_CORE, PRECISIONS, AnyTask, Started, on_cpu
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
@@ -35,7 +35,7 @@ from jaxgru.lm import load_config
 from jaxgru.lm.config import Config
 from jaxgru.parallel import hardware
 from pages.markdown import versions
-from pages.records import describe_hardware
+from pages.measurements import describe_hardware
 
 CONFIGS = ("astra_alpha", "astra_beta", "astra_gamma")
 console = Console(highlight=False)

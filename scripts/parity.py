@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
 from pages.markdown import DOCS, ROOT, table, versions, write_page
-from pages.records import describe_hardware, grouped
+from pages.measurements import describe_hardware, grouped
 
 PAGE = DOCS / "parity.md"
 PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".split()

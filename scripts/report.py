@@ -29,10 +29,10 @@ from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.runs.folders import RunError, load_info
 from pages.markdown import write_page
-from pages.records import describe_hardware, dumps, is_finished, load, load_or
+from pages.measurements import describe_hardware, dumps, is_finished, load, load_or
 from study.jobs import NANOGPT, SEEDS, all_jobs, find_job
-from study.records import Run, RunMeasures, Study, load_metrics
 from study.study_page import Page
+from study.study_records import Run, RunMeasures, Study, load_metrics
 
 MEASURES = "study.json"  # of a run, in its folder
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script, typed
-from pages.records import is_finished
+from pages.measurements import is_finished
 from study.jobs import SEEDS, Job, all_jobs, find_job
 
 TRAIN = Path(__file__).with_name("train.py")

@@ -187,7 +187,7 @@ def of_validation():
     """46 windows in 10 batches, spread over the devices; the batches that one device has."""
     evaluation.TOKENS_AT_ONCE = 64
     params, same = init(jax.random.key(0), MODEL), {}
-    one, units = window_nll(params, TOKENS, 11), window_nll(params, TOKENS, 11, end=7)
+    one, units = window_nll(params, TOKENS, 11), window_nll(params, TOKENS, 11, separator_token=7)
     for devices, sharded in [(1, False), (2, False), (8, False), (8, True)]:
         mesh = mesh_of(devices)
         placed = jax.device_put(params, shardings(params, mesh, sharded))

@@ -54,7 +54,7 @@ def lines_model(path: Path) -> tuple[Params, Config, CharacterTokenizer]:
     """Save a model of lines with random weights, and return it, as `lm.load` does."""
     tokenizer = CharacterTokenizer("\nabcdefgh")
     model = ModelConfig("gru", tokenizer.vocab_size, 6, 10, 1)
-    config = Config("lines", model, DataConfig(unit="line"))
+    config = Config("lines", model, DataConfig(separator="line"))
     params = random_params(model)
     jaxgru.lm.save(path, params, config, tokenizer)
     return params, config, tokenizer

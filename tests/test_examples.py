@@ -390,14 +390,14 @@ class TestOnnxStream:
     @pytest.mark.parametrize("prompt", [[], ["--prompt", "ab\r\nc"]])
     def test_a_line_ends_where_jaxgru_ends_it(self, monkeypatch, capsys, tmp_path, prompt):
         params, _, tokenizer = lines_model(tmp_path / "lines.safetensors")
-        options = Options(num_tokens=99, temperature=0, unit="line")
+        options = Options(num_tokens=99, temperature=0, separator="line")
         wanted = "".join(lm.stream_text(params, tokenizer, "".join(prompt[1:]), options))
         options = "--model", tmp_path / "lines.safetensors", "--num-tokens", 99, *prompt
         out = run(monkeypatch, capsys, "onnx_stream", *options, "--temperature", 1e-4)
         assert len(wanted) < 99 and out == f"{wanted}\n"
         run(monkeypatch, capsys, "onnx_stream", *options, "--page", tmp_path / "page")
         page = json.loads((tmp_path / "page" / "page.json").read_text())
-        assert (page["prompt"][0], page["end"]) == (0, 0)
+        assert (page["prompt"][0], page["separator_token"]) == (0, 0)
 
     def test_the_page(self, monkeypatch, capsys, tmp_path):
         folder = tmp_path / "page"
@@ -409,7 +409,7 @@ class TestOnnxStream:
         assert {p.name for p in folder.iterdir()} == {"index.html", "model.onnx", "page.json"}
         assert json.loads((folder / "page.json").read_text()) == {
             "characters": tokenizer.pieces, "prompt": tokenizer.encode("JULIET: ").tolist(),
-            "num_tokens": 30, "temperature": 0.5, "end": None,
+            "num_tokens": 30, "temperature": 0.5, "separator_token": None,
         }  # fmt: skip
         assert len((folder / "index.html").read_text().splitlines()) <= 41
 
@@ -566,10 +566,10 @@ class TestRSSM:
         blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
         x = jax.random.normal(jax.random.key(0), (2, 5, 3))
         names = {**vars(rssm), "register": lambda init: init, "x": x, "starts": None}
-        exec(next(block for block in blocks if "class DreamerParams" in block), names)
+        exec(next(block for block in blocks if "class DreamerCell" in block), names)
         theirs = names["init_dreamer_gru"](jax.random.key(1), 3, 4, num_groups=1)
         b, gain = jax.random.normal(jax.random.key(2), (2, 12))
-        ours = rssm.DreamerParams(theirs.W[0], gain, b)
+        ours = rssm.DreamerCell(theirs.W[0], gain, b)
         y, expected = (jaxgru.unroll(p, x)[0] for p in (ours, theirs.replace(gain=gain, b=b)))
         np.testing.assert_allclose(y, expected, atol=1e-6)
 

@@ -75,7 +75,7 @@ def test_of_a_model_of_lines_each_text_is_one(tmp_path):
         state = None
         for prompt in ("ab", "\n", "ab\nc", "ab"):
             text, state = ask(options | {"prompt": prompt, "after": state and int(state)})
-            alone = lm.stream_text(params, tokenizer, prompt, Options(**options, unit="line"))
+            alone = lm.stream_text(params, tokenizer, prompt, Options(**options, separator="line"))
             assert text == "".join(alone) and len(text) < 99
 
 

@@ -84,7 +84,7 @@ class Subject:
     @cached_property
     def nats(self) -> Float[np.ndarray, "N"]:
         """Those of each prediction over one stream."""
-        return stream_nll(self.params, self.text.validation, self.text.end)
+        return stream_nll(self.params, self.text.validation, self.text.separator_token)
 
     @property
     def stream(self) -> float:
@@ -94,13 +94,19 @@ class Subject:
     @property
     def never(self) -> str:
         """What tables call the treatment that keeps the state."""
-        return "never: one stream" if self.text.end is None else "only where a unit begins"
+        return (
+            "never: one stream"
+            if self.text.separator_token is None
+            else "only where a document begins"
+        )
 
     def loss(self, every: int) -> float:
         """Return the nats per token where the state is reset every so many tokens."""
         if every not in self._losses:
             tokens = self.text.validation
-            self._losses[every] = window_loss(self.params, tokens, every, end=self.text.end)
+            self._losses[every] = window_loss(
+                self.params, tokens, every, separator_token=self.text.separator_token
+            )
         return self._losses[every]
 
 
@@ -145,7 +151,9 @@ def random_batch_loss(s: Subject) -> MeanLoss:
         )
     keys = jax.random.split(jax.random.key(0), NUM_BATCHES)
     crops = jax.vmap(lambda key: random_crops(key, tokens, BATCH_SIZE, BATCH_WINDOW))(keys)
-    nats = np.asarray(batches_nll(s.params, *crops, end=s.text.end), np.float64)
+    nats = np.asarray(
+        batches_nll(s.params, *crops, separator_token=s.text.separator_token), np.float64
+    )
     losses = nats.mean(axis=(1, 2))
     standard_error = losses.std(ddof=1) / NUM_BATCHES**0.5
     return MeanLoss(mean=float(losses.mean()), standard_error=float(standard_error))
@@ -181,7 +189,9 @@ def recovery_of(s: Subject) -> list[float]:
     tokens = s.text.validation
     length = min(RECOVERY, len(s.nats))
     starts = range(0, len(tokens) - length, STRIDE)
-    after_reset = lines_nll(s.params, [tokens[i : i + length + 1] for i in starts], s.text.end)
+    after_reset = lines_nll(
+        s.params, [tokens[i : i + length + 1] for i in starts], s.text.separator_token
+    )
     in_stream = [s.nats[i : i + length] for i in starts]
     excess = np.mean(after_reset, axis=0) - np.mean(in_stream, axis=0)
     return [float(f"{nats:.5g}") for nats in excess]
@@ -240,7 +250,7 @@ def text_of(s: Subject) -> dict[str, Text] | None:
 
     None: the data is in units, at whose ends the state of a long text would go on.
     """
-    if s.text.end is not None:
+    if s.text.separator_token is not None:
         return None
     tokens = s.text.validation
     decode = s.text.tokenizer.decode

@@ -11,7 +11,7 @@ without its first token, and v any token,
 In the highest order, c(hw) is how often hw occurs; in a lower order, it is the number of different
 tokens that hw occurs after. For the empty context, p(w | h′) is 1/V. A context that was never seen
 has γ = 1 and no other term. Of a text in units, no k-gram goes beyond a unit; nothing comes before
-one that begins with the end-of-unit token, so its c is how often it occurs (Heafield et al. 2013,
+one that begins with the separator token, so its c is how often it occurs (Heafield et al. 2013,
 ACL). D is the discount of a count; each order has its own discounts:
 
     D(0) = 0,  D(j) = j − (j + 1) Y n_{j+1} / n_j  for j = 1, 2, 3,  D(j) = D(3) for j > 3
@@ -136,12 +136,12 @@ class NGram:
 
 
 def count_ngrams(
-    tokens: Int[np.ndarray, "N"], vocab_size: int, order: int, end: int | None = None
+    tokens: Int[np.ndarray, "N"], vocab_size: int, order: int, separator_token: int | None = None
 ) -> NGram:
     """Count the k-grams of a text for k up to order, and return the smoothed model.
 
-    `end` is the end-of-unit token of a text in units, such as `Dataset.end`: only what follows one
-    predicts the next token, in the model's text and in any other.
+    `separator_token` is that of a text in documents, such as `Dataset.separator_token`: only what
+    follows one predicts the next token, in the model's text and in any other.
 
     Raises:
       UserError: as `as_sequence`, and where the order is not in 1 to 8 or the text has fewer tokens
@@ -157,7 +157,7 @@ def count_ngrams(
     for k in range(order):
         starts = starts[starts + k < len(tokens)]
         if k > 1:
-            starts = starts[tokens[starts + k - 1] != end]
+            starts = starts[tokens[starts + k - 1] != separator_token]
         if not len(starts):  # no unit is that long
             break
         suffix_of_start = ids[starts + 1]
@@ -168,7 +168,7 @@ def count_ngrams(
         suffixes = np.empty_like(keys)
         suffixes[id_of_start] = suffix_of_start
         tables.append(Grams(keys, counts, suffixes))
-    return NGram(order, vocab_size, tuple(tables), _weights(tables, vocab_size, end))
+    return NGram(order, vocab_size, tuple(tables), _weights(tables, vocab_size, separator_token))
 
 
 def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.ndarray, "V V"]:
@@ -182,20 +182,22 @@ def pair_frequencies(tokens: Int[np.ndarray, "N"], vocab_size: int) -> Float[np.
     return counts.reshape(vocab_size, vocab_size) / (len(tokens) - 1)
 
 
-def _weights(tables: list[Grams], vocab_size: int, end: int | None) -> tuple[Weights, ...]:
+def _weights(
+    tables: list[Grams], vocab_size: int, separator_token: int | None
+) -> tuple[Weights, ...]:
     """Compute the equations at the top of this file, for every k-gram and every context."""
     weights = []
     num_contexts = 1
-    begins_unit = np.array([False])  # of each context
+    begins_document = np.array([False])  # of each context
     for k, grams in enumerate(tables):
         h = grams.keys // vocab_size
         c = grams.counts
         if k + 1 < len(tables):
             num_before = np.bincount(tables[k + 1].suffixes, minlength=len(c))
-            c = np.where(begins_unit[h], c, num_before)
+            c = np.where(begins_document[h], c, num_before)
         weights.append(_weights_of_order(h, c, num_contexts))
         num_contexts = len(c)
-        begins_unit = begins_unit[h] if k else grams.keys == end
+        begins_document = begins_document[h] if k else grams.keys == separator_token
     return tuple(weights)
 
 

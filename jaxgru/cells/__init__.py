@@ -11,39 +11,39 @@ import pkgutil
 from jaxgru.cells.carry import Carry, Hidden, LSTMState, hidden
 from jaxgru.cells.contract import (
     CELLS,
+    AnyCell,
     Cell,
-    CellParams,
     Recurrence,
     one_step,
     register,
     sizes,
     stepper,
 )
-from jaxgru.cells.gru import GRUParams, ResetBeforeGRUParams, init_gru
+from jaxgru.cells.gru import GRUCell, ResetBeforeGRUCell, init_gru
 from jaxgru.cells.initial_weights import initializers
-from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
-from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
+from jaxgru.cells.layer_norm_gru import LayerNormGRUCell
+from jaxgru.cells.layer_norm_lstm import LayerNormLSTMCell
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.lstm import LSTMParams, ProjectedLSTMParams, init_lstm
-from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
-from jaxgru.cells.mlp import MLPParams, init_mlp
-from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
+from jaxgru.cells.lstm import LSTMCell, ProjectedLSTMCell, init_lstm
+from jaxgru.cells.min_gru import MinGRUCell, init_min_gru
+from jaxgru.cells.mlp import MLPCell, init_mlp
+from jaxgru.cells.mogrifier_gru import MogrifierGRUCell, init_mogrifier_gru
 from jaxgru.cells.peephole_lstm import (
-    CoupledLSTMParams,
-    PeepholeLSTMParams,
+    CoupledLSTMCell,
+    PeepholeLSTMCell,
     init_coupled_lstm,
     init_peephole_lstm,
 )
-from jaxgru.cells.products import Lookup, dot
+from jaxgru.cells.products import Lookup, matmul
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
-from jaxgru.cells.rnn import RNNParams, init_rnn
+from jaxgru.cells.rnn import RNNCell, init_rnn
 
 __all__ = [
-    "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
-    "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup",
-    "MLPParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams", "ProjectedLSTMParams",
-    "RNNParams", "Recurrence", "ResetBeforeGRUParams", "dot", "hidden", "init_coupled_lstm",
+    "CELLS", "Carry", "Cell", "AnyCell", "CoupledLSTMCell", "GRUCell", "Hidden",
+    "LSTMCell", "LSTMState", "LayerNormGRUCell", "LayerNormLSTMCell", "Layout", "Lookup",
+    "MLPCell", "MinGRUCell", "MogrifierGRUCell", "PeepholeLSTMCell", "ProjectedLSTMCell",
+    "RNNCell", "Recurrence", "ResetBeforeGRUCell", "matmul", "hidden", "init_coupled_lstm",
     "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_peephole_lstm",
     "init_rnn", "initializers", "one_step", "plus", "register", "sizes", "stepper", "struct",
 ]  # fmt: skip

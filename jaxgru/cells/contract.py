@@ -4,9 +4,9 @@ Vectors are rows and weights are (in, out), so the code reads like the equations
 B batch, E input size, H hidden size, G number of gates; σ is the logistic function, ⊙ the
 elementwise product. Arrays are time-major.
 
-`carry.py` has the types of carries, `layout.py` the products that a step may use, `marks.py` what
-it needs besides its input, and `pytrees.py` makes a cell a pytree. `promotion.py` says in which
-dtype it computes and `initial_weights.py` has the distributions of new weights.
+`carry.py` has the types of carries, `layout.py` the products that a step may use, `step_masks.py`
+what it needs besides its input, and `pytrees.py` makes a cell a pytree. `promotion.py` says in
+which dtype it computes and `initial_weights.py` has the distributions of new weights.
 `layers/over_time.py` has the pass over time and its gradient.
 """
 
@@ -25,9 +25,9 @@ from jaxtyping import Array, Float
 
 from jaxgru.cells.carry import C, Carry, Size, hidden, named
 from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
-from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, rows
+from jaxgru.cells.products import Lookup, embed
 from jaxgru.cells.pytrees import described, exportable, is_array, options_of, sizes_of_fields
+from jaxgru.cells.step_masks import StepMasks
 
 Weights: TypeAlias = tuple[Array, ...]
 """The matrices U and the vectors, such as biases, of a step."""
@@ -52,7 +52,7 @@ class Recurrence(Generic[C]):
         raise NotImplementedError
 
     def step_gradient(
-        self, layout: Layout, U: Weights, d_carry: C, carry: C, after: C, saved: Weights
+        self, layout: Layout, U: Weights, d_carry: C, carry: C, after: C, residuals: Weights
     ) -> tuple[C, Weights]:
         """Return the gradient of the carry before a step, and `kept`: what `gradients` needs.
 
@@ -63,7 +63,13 @@ class Recurrence(Generic[C]):
         raise NotImplementedError
 
     def gradients(
-        self, layout: Layout, U: Weights, carry: C, after: C, saved: Weights, kept: Weights
+        self,
+        layout: Layout,
+        U: Weights,
+        carry: C,
+        after: C,
+        residuals: Weights,
+        backward_residuals: Weights,
     ) -> tuple[Weights, Array]:
         """Return the gradients of U and of a, given all steps: carries, saved and kept (T, …)."""
         raise NotImplementedError
@@ -76,7 +82,8 @@ class Cell(Generic[C]):
     `sizes` and `step`, and the rest where the default does not fit:
 
     - `inputs`: what can be computed of x at all steps at once.
-    - `by_hand` or `all_steps`: how many steps are computed faster than by `step` and its gradient.
+    - `custom_gradient` or `parallel`: how many steps are computed faster than by `step` and its
+      gradient.
     - `recurrent`: the weights that `training.weight_drop` drops.
 
     C is the type of its carry. A function that draws its parameters gives it a name: `register`.
@@ -105,7 +112,7 @@ class Cell(Generic[C]):
     def zero_carry(self, batch_size: Size) -> C:
         """Return the carry before the first step: h (B, H), or a tuple that begins with h.
 
-        A reset without `initial` sets it, too. By default zeros (B, H), in the dtype of the
+        A reset without `reset_carry` sets it, too. By default zeros (B, H), in the dtype of the
         biases b.
         """
         this = cast(Any, self)
@@ -118,7 +125,7 @@ class Cell(Generic[C]):
     def step(self, layout: Layout, carry: C, a: Array, /) -> C:
         """Compute one step, carry → the next carry.
 
-        Products with weights are written `layout.times(U, h)`, or `layout.product(P, m)` where m is
+        Products with weights are written `layout.times(U, h)`, or `layout.matmul(P, m)` where m is
         not h, which dropout may drop units of. Then their gradients are computed for all steps at
         once. JAX differentiates everything else, such as a product that is written in another way.
 
@@ -127,25 +134,25 @@ class Cell(Generic[C]):
         """
         raise NotImplementedError
 
-    def by_hand(self) -> tuple[Recurrence[C], Weights] | None:
+    def custom_gradient(self) -> tuple[Recurrence[C], Weights] | None:
         """Return a recurrence with a gradient written by hand, and its weights, if there is one."""
         return None
 
-    def all_steps(
-        self, carry: C, x: Float[Array, "T B E"] | Lookup, marks: Marks, /
+    def parallel(
+        self, carry: C, x: Float[Array, "T B E"] | Lookup, masks: StepMasks, /
     ) -> tuple[Array, C] | None:
         """Compute all steps at once, if they do not depend on one another; None: they do.
 
         Args:
-          marks: only dropout matters unless `every_mark`.
+          masks: only dropout matters unless `parallel_masks`.
 
         Returns:
           h' of every step, with dropout, and the last carry.
         """
         return None
 
-    every_mark: ClassVar[bool] = False
-    """Whether `all_steps` also computes resets and padding, and the carry is h alone."""
+    parallel_masks: ClassVar[bool] = False
+    """Whether `parallel` also computes resets and padding, and the carry is h alone."""
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self)
@@ -161,12 +168,12 @@ class Cell(Generic[C]):
         return f"hidden {sizes(self)[1]}"
 
 
-CellParams: TypeAlias = Cell[Any]
+AnyCell: TypeAlias = Cell[Any]
 """One layer's parameters, of any cell."""
 AnyRecurrence: TypeAlias = Recurrence[Any]
 
 
-def sizes(params: CellParams) -> tuple[int, int]:
+def sizes(params: AnyCell) -> tuple[int, int]:
     """Return the sizes (E, H) of a layer's input and of its h."""
     sizes_of_layer = params.sizes()
     if sizes_of_layer is None:
@@ -174,7 +181,7 @@ def sizes(params: CellParams) -> tuple[int, int]:
     return sizes_of_layer
 
 
-def starts_at_zero(params: CellParams) -> bool:
+def starts_at_zero(params: AnyCell) -> bool:
     """Return whether the carry before the first step is zeros, whatever the parameters are."""
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         start = params.zero_carry(1)
@@ -183,7 +190,7 @@ def starts_at_zero(params: CellParams) -> bool:
 
 
 def one_step(
-    params: CellParams, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN
+    params: AnyCell, carry: Carry, x: Float[Array, "B E"], layout: Layout = PLAIN
 ) -> Carry:
     """Compute one step by its definition, in the carry's dtype, differentiated by JAX."""
     start = jax.eval_shape(lambda: params.zero_carry(1))
@@ -194,7 +201,7 @@ def one_step(
 
 
 def stepper(
-    params: CellParams, table: Float[Array, "V E"] | None = None
+    params: AnyCell, table: Float[Array, "V E"] | None = None
 ) -> Callable[[Carry, Array], Carry]:
     """Return a function that computes one step: (carry, input) → the next carry.
 
@@ -203,11 +210,11 @@ def stepper(
       table: if given, each step takes row numbers (B,) of this table in place of the input (B, E);
         what the layer's `inputs` makes of it is computed once.
     """
-    inputs = params.inputs if table is None else partial(rows, params.inputs(table))
+    inputs = params.inputs if table is None else partial(embed, params.inputs(table))
     return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))
 
 
-Init: TypeAlias = Callable[..., CellParams]
+Init: TypeAlias = Callable[..., AnyCell]
 """(key, in_features, hidden_dim, *, dtype, and the cell's options) → initial parameters."""
 F = TypeVar("F", bound=Any)
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxgru.cells.carry import C, LSTMState, Size, Tree
 from jaxgru.cells.contract import Cell, Recurrence, Weights, sizes
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import dot
+from jaxgru.cells.products import matmul
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import check_one_of
@@ -52,7 +52,7 @@ class Gated(Cell[C]):
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
         """Return x·W + b."""
-        return plus(dot(x, self.W), self.b)
+        return plus(matmul(x, self.W), self.b)
 
     def hidden_sizes(self) -> str:
         blocks = f", num_blocks {len(self.U)}" if self.U.ndim == 3 else ""
@@ -89,7 +89,7 @@ class ByHand(Gated[C]):
         gates = layout.split(a, recurrence.num_gates)
         return recurrence.step(layout, layout.weights(U), carry, gates)[0]
 
-    def by_hand(self) -> tuple[Recurrence[C], Weights] | None:
+    def custom_gradient(self) -> tuple[Recurrence[C], Weights] | None:
         return None if options_of(self) else self.equations()
 
 

@@ -14,8 +14,8 @@ from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Recurrence, Weights, register
 from jaxgru.cells.gated import Activated, ByHand, Equations, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import check_defaults, gru_weights
-from jaxgru.cells.layer_norm_gru import LayerNormGRUParams, init_layer_norm_gru
-from jaxgru.cells.products import dot, gradient_of
+from jaxgru.cells.layer_norm_gru import LayerNormGRUCell, init_layer_norm_gru
+from jaxgru.cells.products import matmul, weight_gradient
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_one_of
@@ -36,11 +36,11 @@ class _GRU(Activated[Hidden], ByHand[Hidden]):
         b = self.b
         if self.c is not None:
             b = b + jnp.pad(self.c, (0, len(self.b) - len(self.c)))
-        return plus(dot(x, self.W), b)
+        return plus(matmul(x, self.W), b)
 
 
 @struct
-class GRUParams(_GRU):
+class GRUCell(_GRU):
     """A GRU layer whose reset gate comes after the product.
 
     W, U and b hold the gates z, r and n side by side, and c those of z and r:
@@ -73,8 +73,8 @@ class GRUParams(_GRU):
 
 
 @struct
-class ResetBeforeGRUParams(_GRU):
-    """A GRU layer whose reset gate comes before the product: as `GRUParams`, but
+class ResetBeforeGRUCell(_GRU):
+    """A GRU layer whose reset gate comes before the product: as `GRUCell`, but
 
         n  = tanh(x·Wn + (r ⊙ h)·Un + bn)           candidate
 
@@ -95,7 +95,7 @@ class ResetBeforeGRUParams(_GRU):
         return ResetBefore(*self.functions()), (Uzr, Un)
 
 
-AnyGRU: TypeAlias = GRUParams | ResetBeforeGRUParams
+AnyGRU: TypeAlias = GRUCell | ResetBeforeGRUCell
 
 
 @register
@@ -107,7 +107,7 @@ def init_gru(
     second_bias: bool = False,
     dtype: DTypeLike = jnp.float32,
     reset_gate: str = "after",
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -115,25 +115,25 @@ def init_gru(
     num_blocks: int = 1,
     activation: str = "tanh",
     clip: float | None = None,
-) -> AnyGRU | LayerNormGRUParams:
+) -> AnyGRU | LayerNormGRUCell:
     """Draw the initial parameters of a GRU layer.
 
     As in Flax, each gate's U is orthogonal, its W normal with the variance 1/E (truncated), and b
-    zeros. With `init` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√(its rows), as in
-    PyTorch's `nn.Linear` and the study. c and cn are zeros.
+    zeros. With `init_scheme` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√(its rows), as
+    in PyTorch's `nn.Linear` and the study. c and cn are zeros.
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of the state.
       second_bias: also return c.
       dtype: of the parameters, floating-point.
-      reset_gate: "after" for `GRUParams`, "before" for `ResetBeforeGRUParams`.
-      init: "orthogonal" or "pytorch"; see above.
+      reset_gate: "after" for `GRUCell`, "before" for `ResetBeforeGRUCell`.
+      init_scheme: "orthogonal" or "pytorch"; see above.
       kernel_init: draws each gate's W (E, H) instead: a function `(key, shape, dtype)`, such as
         `jax.nn.initializers.orthogonal()`.
       recurrent_kernel_init: draws each gate's U (H, H), or each of its blocks, instead.
       bias_init: draws each gate's b (H,) instead.
-      layer_norm: normalise within the cell, and return `LayerNormGRUParams`.
+      layer_norm: normalise within the cell, and return `LayerNormGRUCell`.
       num_blocks: n, a divisor of H. The units form n groups, and each unit reads only the h of its
         own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
       activation: "tanh" or "relu", the candidate's function.
@@ -145,7 +145,7 @@ def init_gru(
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
     options: dict[str, Any] = dict(
-        init=init,
+        init_scheme=init_scheme,
         kernel_init=kernel_init,
         recurrent_kernel_init=recurrent_kernel_init,
         bias_init=bias_init,
@@ -161,8 +161,8 @@ def init_gru(
     if second_bias:
         weights["c"] = jnp.zeros(2 * hidden_dim, dtype)
     if reset_gate == "before":
-        return ResetBeforeGRUParams(**weights, **functions)
-    return GRUParams(cn=jnp.zeros(hidden_dim, dtype), **weights, **functions)
+        return ResetBeforeGRUCell(**weights, **functions)
+    return GRUCell(cn=jnp.zeros(hidden_dim, dtype), **weights, **functions)
 
 
 class ResetBefore(Equations[Hidden]):
@@ -181,9 +181,9 @@ class ResetBefore(Equations[Hidden]):
         h_new = (1 - z) * h + z * n
         return h_new, (layout.join(z, r), n)
 
-    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+    def step_gradient(self, layout, U, d_carry, carry, after, residuals):
         Uzr, Un = U
-        zr, n = saved
+        zr, n = residuals
         z, r = layout.split(zr, 2)
         h = carry
         dh = d_carry
@@ -193,14 +193,14 @@ class ResetBefore(Equations[Hidden]):
         d_before = dh * (1 - z) + d_rh * r + layout.times_transposed(Uzr, da_zr)
         return d_before, (da_zr, da_n)
 
-    def gradients(self, layout, U, carry, after, saved, kept):
+    def gradients(self, layout, U, carry, after, residuals, backward_residuals):
         Uzr, Un = U
-        zr, _ = saved
-        da_zr, da_n = kept
+        zr, _ = residuals
+        da_zr, da_n = backward_residuals
         h = carry
         _, r = layout.split(zr, 2)
-        dUzr = gradient_of(Uzr, layout.drop(h), da_zr)
-        dUn = gradient_of(Un, layout.drop(r * h), da_n)
+        dUzr = weight_gradient(Uzr, layout.drop(h), da_zr)
+        dUn = weight_gradient(Un, layout.drop(r * h), da_n)
         return (dUzr, dUn), layout.join(da_zr, da_n)
 
 
@@ -221,9 +221,9 @@ class ResetAfter(Equations[Hidden]):
         h_new = (1 - z) * h + z * n
         return h_new, (layout.join(z, r), m, n)
 
-    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+    def step_gradient(self, layout, U, d_carry, carry, after, residuals):
         Uzrn, _ = U
-        zr, m, n = saved
+        zr, m, n = residuals
         z, r = layout.split(zr, 2)
         h = carry
         dh = d_carry
@@ -233,11 +233,11 @@ class ResetAfter(Equations[Hidden]):
         d_before = dh * (1 - z) + layout.times_transposed(Uzrn, d_Uh)
         return d_before, (dh * of_n, d_Uh)
 
-    def gradients(self, layout, U, carry, after, saved, kept):
+    def gradients(self, layout, U, carry, after, residuals, backward_residuals):
         Uzrn, _ = U
-        da_n, d_Uh = kept
+        da_n, d_Uh = backward_residuals
         h = carry
-        dUzrn = gradient_of(Uzrn, layout.drop(h), d_Uh)
+        dUzrn = weight_gradient(Uzrn, layout.drop(h), d_Uh)
         d_z, d_r, d_n = layout.split(d_Uh, 3)
         dcn = d_n.sum((0, 1))
         return (dUzrn, dcn), layout.join(d_z, d_r, da_n)

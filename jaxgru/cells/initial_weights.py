@@ -27,7 +27,7 @@ def initializers(
     E: int,
     H: int,
     dtype: DTypeLike,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -39,8 +39,8 @@ def initializers(
     W is (E, H) and b (H,). U is (H, H); or (S, H) for a state h of `state_size` S; or the n blocks
     (n, H/n, H/n) of a block-diagonal matrix, each drawn by itself.
 
-    With `init` "orthogonal", the defaults are those of Flax's cells: U has orthonormal rows or
-    columns (Saxe et al. 2013, arXiv 1312.6120), so a product with it keeps the length of h; W is
+    With `init_scheme` "orthogonal", the defaults are those of Flax's cells: U has orthonormal rows
+    or columns (Saxe et al. 2013, arXiv 1312.6120), so a product with it keeps the length of h; W is
     normal with the variance 1/E (LeCun et al. 1998, Efficient BackProp), truncated; b is zeros.
     With "pytorch", all three are uniform in ±1/√fan_in, as in PyTorch's `nn.Linear`. An initializer
     draws in float32 or wider, because some of JAX's cannot draw narrower numbers.
@@ -48,7 +48,7 @@ def initializers(
     check_whole("in_features", E)
     check_whole("hidden_dim", H)
     check_floating(dtype)
-    check_one_of("init", init, DEFAULTS)
+    check_one_of("init_scheme", init_scheme, DEFAULTS)
     check_whole("num_blocks", num_blocks)
     if H % num_blocks:
         raise UserError(f"num_blocks is {num_blocks}; it must divide hidden_dim, {H}.")
@@ -57,7 +57,7 @@ def initializers(
         check_whole("proj_size", state_size)
         shape_of_U = state_size, H
 
-    for_W, for_U, for_b = DEFAULTS[init]
+    for_W, for_U, for_b = DEFAULTS[init_scheme]
     for_W = for_W if kernel_init is None else kernel_init
     for_U = for_U if recurrent_kernel_init is None else recurrent_kernel_init
     for_b = for_b if bias_init is None else bias_init

@@ -14,16 +14,16 @@ from jaxgru.cells.gated import Gated, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import dot
+from jaxgru.cells.products import matmul
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
 @struct
-class LayerNormGRUParams(Gated[Hidden]):
+class LayerNormGRUCell(Gated[Hidden]):
     """A GRU layer with layer normalisation.
 
-    W, U, b and cn are as in `GRUParams`; w and u are gains, of the gates z, r and n side by side.
+    W, U, b and cn are as in `GRUCell`; w and u are gains, of the gates z, r and n side by side.
 
         z, r = σ(LN(x·[Wz Wr]) ⊙ [wz wr] + LN(h·[Uz Ur]) ⊙ [uz ur] + [bz br])
         n    = tanh(LN(x·Wn) ⊙ wn + r ⊙ (LN(h·Un) ⊙ un + cn) + bn)
@@ -48,7 +48,7 @@ class LayerNormGRUParams(Gated[Hidden]):
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
         """Return LN(x·W) ⊙ w + b."""
-        return plus(_normalised(dot(x, self.W), self.w), self.b)
+        return plus(_normalised(matmul(x, self.W), self.w), self.b)
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
         x_z, x_r, x_n = jnp.split(a, 3, axis=-1)
@@ -61,11 +61,11 @@ class LayerNormGRUParams(Gated[Hidden]):
 
 def init_layer_norm_gru(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
-) -> LayerNormGRUParams:
+) -> LayerNormGRUCell:
     """Draw initial parameters, with ones as gains. See `init_gru`."""
     weights = gru_weights(key, E, H, dtype, **options)
     gain = lambda: jnp.ones(3 * H, dtype)  # two buffers: each can be donated
-    return LayerNormGRUParams(**weights, cn=jnp.zeros(H, dtype), w=gain(), u=gain())
+    return LayerNormGRUCell(**weights, cn=jnp.zeros(H, dtype), w=gain(), u=gain())
 
 
 def _normalised(y: Float[Array, "*n GH"], gain: Float[Array, "... GH"]) -> Float[Array, "*n GH"]:

@@ -14,16 +14,16 @@ from jaxgru.cells.gated import AnyLSTM, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import dot
+from jaxgru.cells.products import matmul
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 
 
 @struct
-class LayerNormLSTMParams(AnyLSTM):
+class LayerNormLSTMCell(AnyLSTM):
     """An LSTM layer with layer normalisation.
 
-    W, U and b are as in `LSTMParams`; w, u and wc are gains, and bc is the bias of LN(c').
+    W, U and b are as in `LSTMCell`; w, u and wc are gains, and bc is the bias of LN(c').
 
         a_f, a_i, a_o, a_g = LN(x·W) ⊙ w + LN(h·U) ⊙ u + b
         f, i, o, g = σ(a_f), σ(a_i), σ(a_o), tanh(a_g)
@@ -49,7 +49,7 @@ class LayerNormLSTMParams(AnyLSTM):
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
         """Return LN(x·W) ⊙ w + b."""
-        return plus(layer_norm(dot(x, self.W), self.w), self.b)
+        return plus(layer_norm(matmul(x, self.W), self.w), self.b)
 
     def step(self, layout: Layout, carry: LSTMState, a: Float[Array, "B GH"]) -> LSTMState:
         h, c = carry
@@ -61,9 +61,9 @@ class LayerNormLSTMParams(AnyLSTM):
 
 def init_layer_norm_lstm(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
-) -> LayerNormLSTMParams:
+) -> LayerNormLSTMCell:
     """Draw initial parameters, with ones as gains. See `init_lstm`."""
     weights = lstm_weights(key, E, H, dtype, **options)
     gain = lambda: jnp.ones(4 * H, dtype)  # two buffers: each can be donated
     of_c = dict(wc=jnp.ones(H, dtype), bc=jnp.zeros(H, dtype))
-    return LayerNormLSTMParams(**weights, w=gain(), u=gain(), **of_c)
+    return LayerNormLSTMCell(**weights, w=gain(), u=gain(), **of_c)

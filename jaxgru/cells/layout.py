@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.marks import Mask
-from jaxgru.cells.products import blocks_dot, contract, matmul, product
+from jaxgru.cells.products import blocked_matmul, contract_axes, promoted_matmul, rounded_matmul
+from jaxgru.cells.step_masks import Mask
 
 T = TypeVar("T")
 
@@ -29,39 +29,37 @@ class Layout(NamedTuple):
 
     Attributes:
       axis: that of the units.
-      product: (weights, factor) → their product.
+      matmul: (weights, factor) → their product.
       drop: dropout of h where it enters the products, in this layout.
     """
 
     axis: int
-    product: Callable[[Array, Array], Array]
+    matmul: Callable[[Array, Array], Array]
     drop: Callable[[Array], Array] = Mask()
 
     def times(self, U: Array, h: Array) -> Array:
         """Return the product of U and h, whose units dropout may drop."""
-        return self.product(U, self.drop(h))
+        return self.matmul(U, self.drop(h))
 
     def times_transposed(self, U: Array, d: Array) -> Array:
         """Return the gradient of h, given that of `times` and the transposed U."""
-        return self.drop(self.product(U, d))
+        return self.drop(self.matmul(U, d))
 
-    def turn(self, x: Array) -> Array:
-        """Transpose between (..., B, H) and this layout."""
-        return x if self.axis == -1 else jnp.swapaxes(x, -1, -2)
-
-    def turned(self, tree: T) -> T:
-        """Return a tree with each array turned."""
-        return jax.tree.map(self.turn, tree)
+    def transpose(self, tree: T) -> T:
+        """Transpose an array, or each array of a tree, between (..., B, H) and this layout."""
+        if self.axis == -1:
+            return tree
+        return jax.tree.map(lambda x: jnp.swapaxes(x, -1, -2), tree)
 
     def weights(self, U: T) -> T:
         """Return weights in this layout; a vector (H) becomes a row or a column."""
-        return self.turned(jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, U))
+        return self.transpose(jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, U))
 
-    def dropping(self, mask: Mask) -> Layout:
+    def with_dropout(self, mask: Mask) -> Layout:
         """Return this layout with a dropout in its products; its mask is (B, H), in rows."""
         if mask.keep is None:
             return self
-        keep = self.turn(mask.keep)
+        keep = self.transpose(mask.keep)
 
         def drop(h: Array) -> Array:
             return Mask(jax.lax.broadcast_to_rank(keep, h.ndim), mask.scale)(h)
@@ -87,32 +85,32 @@ class Layout(NamedTuple):
         return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
 
 
-def _columns_dot(
+def _matmul_in_columns(
     U: Float[Array, "GH H"] | Float[Array, "blocks gk k"], h: Float[Array, "H B"]
 ) -> Float[Array, "GH B"]:
     if U.ndim == 3:
-        return _columns_of_blocks(U, h)
-    return contract(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
+        return _blocked_matmul_in_columns(U, h)
+    return contract_axes(U, h.astype(U.dtype), ((1,), (0,)), h.dtype)
 
 
-def _columns_of_blocks(
+def _blocked_matmul_in_columns(
     U: Float[Array, "blocks gk k"], h: Float[Array, "H B"]
 ) -> Float[Array, "GH B"]:
-    """Return `blocks_dot` in columns."""
+    """Return `blocked_matmul` in columns."""
     n, rows, _ = U.shape
     k = min(U.shape[1:])
     B = h.shape[1]
     gates = h.shape[0] // (n * k)
     by_block = h.astype(U.dtype).reshape(gates, n, k, B).swapaxes(0, 1).reshape(n, gates * k, B)
-    y = contract(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))
+    y = contract_axes(U, by_block, ((2,), (1,)), h.dtype, ((0,), (0,)))
     return y.reshape(n, rows // k, k, B).swapaxes(0, 1).reshape(n * rows, B)
 
 
-def plain_dot(U: Array, h: Array) -> Array:
+def plain_matmul(U: Array, h: Array) -> Array:
     """Return h·U, differentiated by JAX."""
-    return matmul(h, U) if U.ndim < 3 else blocks_dot(h, U)
+    return promoted_matmul(h, U) if U.ndim < 3 else blocked_matmul(h, U)
 
 
-IN_ROWS = Layout(-1, lambda U, h: product(h, U))  # h (B, H), U (H, GH)
-IN_COLUMNS = Layout(-2, _columns_dot)  # h (H, B), U (GH, H)
-PLAIN = Layout(-1, plain_dot)  # in rows, differentiated by JAX: for forward mode
+IN_ROWS = Layout(-1, lambda U, h: rounded_matmul(h, U))  # h (B, H), U (H, GH)
+IN_COLUMNS = Layout(-2, _matmul_in_columns)  # h (H, B), U (GH, H)
+PLAIN = Layout(-1, plain_matmul)  # in rows, differentiated by JAX: for forward mode

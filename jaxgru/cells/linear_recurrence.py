@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.carry import Size
-from jaxgru.cells.marks import before_each
+from jaxgru.cells.step_masks import before_each
 
 
 class LinearSteps(NamedTuple):

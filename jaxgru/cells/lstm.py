@@ -22,14 +22,14 @@ from jaxgru.cells.gated import (
     sizes_of_gates,
 )
 from jaxgru.cells.initial_weights import check_defaults, initializers, lstm_weights
-from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams, init_layer_norm_lstm
-from jaxgru.cells.products import gradient_of
+from jaxgru.cells.layer_norm_lstm import LayerNormLSTMCell, init_layer_norm_lstm
+from jaxgru.cells.products import weight_gradient
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags
 
 
 @struct
-class LSTMParams(Activated[LSTMState], ByHand[LSTMState], AnyLSTM):
+class LSTMCell(Activated[LSTMState], ByHand[LSTMState], AnyLSTM):
     """An LSTM layer: W for the input, U for the state, b the biases.
 
     Each holds the gates f, i, o and g side by side:
@@ -61,10 +61,10 @@ class LSTMParams(Activated[LSTMState], ByHand[LSTMState], AnyLSTM):
 
 
 @struct
-class ProjectedLSTMParams(ByHand[LSTMState], AnyLSTM):
-    """An LSTM layer with a projection: those of `LSTMParams`, and P.
+class ProjectedLSTMCell(ByHand[LSTMState], AnyLSTM):
+    """An LSTM layer with a projection: those of `LSTMCell`, and P.
 
-    The equations are those of `LSTMParams`, but h' = (o ⊙ tanh(c'))·P, with p units, while c has H
+    The equations are those of `LSTMCell`, but h' = (o ⊙ tanh(c'))·P, with p units, while c has H
     (Sak et al. 2014, arXiv 1402.1128). As in `torch.nn.LSTM`, the paper's second, non-recurrent
     projection is left out.
     """
@@ -94,7 +94,7 @@ def init_lstm(
     hidden_dim: int,
     *,
     dtype: DTypeLike = jnp.float32,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
@@ -103,26 +103,26 @@ def init_lstm(
     proj_size: int | None = None,
     activation: str = "tanh",
     clip: float | None = None,
-) -> LSTMParams | LayerNormLSTMParams | ProjectedLSTMParams:
+) -> LSTMCell | LayerNormLSTMCell | ProjectedLSTMCell:
     """Draw the initial parameters of an LSTM layer.
 
     As in Flax, each gate's U and P are orthogonal, and its W is normal with the variance 1/E
-    (truncated). With `init` "pytorch", W is uniform in ±1/√E, and U and P in ±1/√(their rows), as
-    in PyTorch's `nn.Linear` and the study. b is zeros, but ones in the forget gate (Jozefowicz et
-    al. 2015, PMLR 37).
+    (truncated). With `init_scheme` "pytorch", W is uniform in ±1/√E, and U and P in ±1/√(their
+    rows), as in PyTorch's `nn.Linear` and the study. b is zeros, but ones in the forget gate
+    (Jozefowicz et al. 2015, PMLR 37).
 
     Args:
       in_features: E, the size of the input at a step.
       hidden_dim: H, the size of h and of c.
       dtype: of the parameters, floating-point.
-      init: "orthogonal" or "pytorch"; see above.
+      init_scheme: "orthogonal" or "pytorch"; see above.
       kernel_init: as for `init_gru`.
       recurrent_kernel_init: as for `init_gru`; it also draws P (H, p).
       bias_init: as for `init_gru`, also for the forget gate.
-      layer_norm: normalise within the cell, and return `LayerNormLSTMParams`.
+      layer_norm: normalise within the cell, and return `LayerNormLSTMCell`.
       num_blocks: n, a divisor of H. The units form n groups (heads), and each unit reads only the h
         of its own group: U (n, H/n, H/n) holds the blocks of a block-diagonal matrix.
-      proj_size: p; project h to this size, and return `ProjectedLSTMParams`. c keeps the size H.
+      proj_size: p; project h to this size, and return `ProjectedLSTMCell`. c keeps the size H.
       activation: "tanh" or "relu", the function of the candidate and of c'.
       clip: the arguments of the gates' σ and tanh, not that of tanh(c'), are clipped to ±clip, as
         in ONNX Runtime; None: they are not.
@@ -133,7 +133,7 @@ def init_lstm(
     """
     check_flags(layer_norm=layer_norm)
     options: dict[str, Any] = dict(
-        init=init,
+        init_scheme=init_scheme,
         kernel_init=kernel_init,
         recurrent_kernel_init=recurrent_kernel_init,
         bias_init=bias_init,
@@ -148,7 +148,7 @@ def init_lstm(
         check_defaults("layer_norm", init_lstm, **functions)
         return init_layer_norm_lstm(key, in_features, hidden_dim, dtype, **options)
     weights = lstm_weights(key, in_features, hidden_dim, dtype, **options)
-    return LSTMParams(**weights, **functions)
+    return LSTMCell(**weights, **functions)
 
 
 def init_projected_lstm(
@@ -157,19 +157,24 @@ def init_projected_lstm(
     H: int,
     proj_size: int,
     dtype: DTypeLike = jnp.float32,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     recurrent_kernel_init: Initializer | None = None,
     **options: Any,
-) -> ProjectedLSTMParams:
+) -> ProjectedLSTMCell:
     """Draw initial parameters. See `init_lstm`."""
     weights = lstm_weights(
-        key, E, H, dtype, init=init,
+        key, E, H, dtype, init_scheme=init_scheme,
         recurrent_kernel_init=recurrent_kernel_init, state_size=proj_size, **options,
     )  # fmt: skip
     _, P, _ = initializers(
-        E, proj_size, dtype, init, recurrent_kernel_init=recurrent_kernel_init, state_size=H
+        E,
+        proj_size,
+        dtype,
+        init_scheme,
+        recurrent_kernel_init=recurrent_kernel_init,
+        state_size=H,
     )
-    return ProjectedLSTMParams(**weights, P=P(jax.random.fold_in(key, 9)))
+    return ProjectedLSTMCell(**weights, P=P(jax.random.fold_in(key, 9)))
 
 
 class LSTM(Equations[LSTMState]):
@@ -188,26 +193,26 @@ class LSTM(Equations[LSTMState]):
         g = self.phi(self.clipped(a_g))
         c = f * c + i * g
         m = o * self.phi(c)
-        h = layout.product(P[0], m) if P else m
+        h = layout.matmul(P[0], m) if P else m
         return LSTMState(h, c), (layout.join(f, i, o), g, *[m] * len(P))
 
-    def step_gradient(self, layout, U, d_carry, carry, after, saved):
+    def step_gradient(self, layout, U, d_carry, carry, after, residuals):
         Ufiog, *P = U
-        fio, g, *_ = saved
+        fio, g, *_ = residuals
         f, i, o = layout.split(fio, 3)
         dh, dc = d_carry
         tanh_c = jnp.tanh(after.c)
-        dm = layout.product(P[0], dh) if P else dh
+        dm = layout.matmul(P[0], dh) if P else dh
         dc = dc + dm * (o * (1 - tanh_c * tanh_c))
         of_fio = layout.join(carry.c, g, tanh_c) * fio * (1 - fio)
         da = layout.join(dc, dc, dm, dc) * layout.join(of_fio, i * (1 - g * g))
         d_before = LSTMState(layout.times_transposed(Ufiog, da), dc * f)
         return d_before, (da, *[dh] * len(P))
 
-    def gradients(self, layout, U, carry, after, saved, kept):
+    def gradients(self, layout, U, carry, after, residuals, backward_residuals):
         Ufiog, *P = U
-        _, _, *m = saved
-        da, *dh = kept
-        dUfiog = gradient_of(Ufiog, layout.drop(carry.h), da)
-        dP = map(gradient_of, P, m, dh)
+        _, _, *m = residuals
+        da, *dh = backward_residuals
+        dUfiog = weight_gradient(Ufiog, layout.drop(carry.h), da)
+        dP = map(weight_gradient, P, m, dh)
         return (dUfiog, *dP), da

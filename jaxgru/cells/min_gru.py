@@ -16,14 +16,14 @@ from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.linear_recurrence import LinearSteps, linear_recurrence
-from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, apply_to, dot
+from jaxgru.cells.products import Lookup, apply_to, matmul
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
+from jaxgru.cells.step_masks import StepMasks
 
 
 @struct
-class MinGRUParams(Cell[Hidden]):
+class MinGRUCell(Cell[Hidden]):
     """A minGRU layer: W for the input, b the biases, of z and n side by side.
 
         z  = σ(x·Wz + bz)                update gate
@@ -37,7 +37,7 @@ class MinGRUParams(Cell[Hidden]):
     W: Float[Array, "E GH"]
     b: Float[Array, "GH"]
     gates: ClassVar[str] = "zn"
-    every_mark: ClassVar[bool] = True
+    parallel_masks: ClassVar[bool] = True
 
     def sizes(self) -> tuple[int, int] | None:
         fits = self.W.ndim == 2 and not self.W.shape[1] % 2 and self.b.shape == self.W.shape[1:]
@@ -45,28 +45,28 @@ class MinGRUParams(Cell[Hidden]):
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
         """Return x·W + b."""
-        return plus(dot(x, self.W), self.b)
+        return plus(matmul(x, self.W), self.b)
 
     def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
         z, n = jnp.split(a, 2, axis=-1)
         z = sigmoid(z)
         return (1 - z) * h + z * n
 
-    def all_steps(
-        self, h: Hidden, x: Float[Array, "T B E"] | Lookup, marks: Marks
+    def parallel(
+        self, h: Hidden, x: Float[Array, "T B E"] | Lookup, masks: StepMasks
     ) -> tuple[Float[Array, "T B H"], Hidden]:
         """Compute all steps at once, with resets, padding and dropout."""
         z, n = jnp.split(apply_to(self.inputs, x).astype(h.dtype), 2, axis=-1)
         z = sigmoid(z)
-        a = marks.state(1 - z)
-        b = marks.state(z * n)
-        if marks.real is not None:  # padding: h' = 1 ⊙ h + 0
-            real = marks.real[..., None]
-            a = jnp.where(real, a, 1)
-            b = jnp.where(real, b, 0)
-        begins = None if marks.reset is None else marks.reset[..., None]
-        if begins is not None and marks.initial is not None:  # also at a step of padding
-            b = jnp.where(begins, a * marks.initial.astype(h.dtype)[None] + b, b)
+        a = masks.hidden(1 - z)
+        b = masks.hidden(z * n)
+        if masks.valid is not None:  # padding: h' = 1 ⊙ h + 0
+            valid = masks.valid[..., None]
+            a = jnp.where(valid, a, 1)
+            b = jnp.where(valid, b, 0)
+        begins = None if masks.reset is None else masks.reset[..., None]
+        if begins is not None and masks.reset_carry is not None:  # also at a step of padding
+            b = jnp.where(begins, a * masks.reset_carry.astype(h.dtype)[None] + b, b)
         after = linear_recurrence(LinearSteps(a, b, begins), h)
         return after, after[-1]
 
@@ -80,7 +80,7 @@ def init_min_gru(
     dtype: DTypeLike = jnp.float32,
     kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> MinGRUParams:
+) -> MinGRUCell:
     """Draw the initial parameters of a minGRU layer.
 
     W and b are uniform in ±1/√E, as in PyTorch's `nn.Linear`, which the paper uses.
@@ -100,4 +100,4 @@ def init_min_gru(
         in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init
     )
     k = jax.random.split(key, 4)
-    return MinGRUParams(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
+    return MinGRUCell(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))

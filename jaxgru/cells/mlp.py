@@ -21,10 +21,10 @@ from jaxgru.cells.carry import Hidden, Size
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, dot, looked_up
+from jaxgru.cells.products import Lookup, look_up, matmul
 from jaxgru.cells.promotion import plus, widest
 from jaxgru.cells.pytrees import struct
+from jaxgru.cells.step_masks import StepMasks
 
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 
@@ -32,7 +32,7 @@ UNROLLED = 16  # up to so many positions, each has a product of its own; XLA tak
 
 
 @struct
-class MLPParams(Cell[tuple[Hidden, Context]]):
+class MLPCell(Cell[tuple[Hidden, Context]]):
     """An MLP layer: W[j] for the input of K − 1 − j steps ago, b the bias."""
 
     W: Float[Array, "K E H"]
@@ -57,15 +57,15 @@ class MLPParams(Cell[tuple[Hidden, Context]]):
         a = plus(jnp.einsum("bke,keh->bh", inputs, self.W.astype(x.dtype)), self.b)
         return jnp.tanh(a), inputs[:, 1:]
 
-    def all_steps(
+    def parallel(
         self,
         carry: tuple[Hidden, Context],
         x: Float[Array, "T B E"] | Lookup,
-        marks: Marks,
+        masks: StepMasks,
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
         _, context = carry
-        new = looked_up(x)
+        new = look_up(x)
         T = new.shape[0]
         K = len(self.W)
         dtype = widest(context, new)
@@ -74,13 +74,13 @@ class MLPParams(Cell[tuple[Hidden, Context]]):
         @partial(jax.checkpoint, prevent_cse=False)  # keeps W, and not the inputs of each position
         def add(a: Array, position: tuple[Array, Array]) -> tuple[Array, None]:
             j, W = position
-            return a + dot(jax.lax.dynamic_slice_in_dim(x, j, T), W), None
+            return a + matmul(jax.lax.dynamic_slice_in_dim(x, j, T), W), None
 
         if K <= UNROLLED:
-            a = cast(Array, sum(dot(x[j : j + T], W) for j, W in enumerate(self.W)))
+            a = cast(Array, sum(matmul(x[j : j + T], W) for j, W in enumerate(self.W)))
         else:
-            a, _ = jax.lax.scan(add, dot(x[:T], self.W[0]), (jnp.arange(1, K), self.W[1:]))
-        h = marks.state(jnp.tanh(plus(a, self.b)))
+            a, _ = jax.lax.scan(add, matmul(x[:T], self.W[0]), (jnp.arange(1, K), self.W[1:]))
+        h = masks.hidden(jnp.tanh(plus(a, self.b)))
         return h, (h[-1], x[T:].swapaxes(0, 1))
 
 
@@ -92,7 +92,7 @@ def init_mlp(
     *,
     context_length: int,
     dtype: DTypeLike = jnp.float32,
-) -> MLPParams:
+) -> MLPCell:
     """Draw the initial parameters of an MLP layer that sees K = `context_length` inputs.
 
     W and b are uniform in ±1/√(K·E), as of an `nn.Linear` of K concatenated inputs.
@@ -100,4 +100,4 @@ def init_mlp(
     K = context_length
     W, _, b = initializers(K * in_features, hidden_dim, dtype, "pytorch")
     k_weight, k_bias = jax.random.split(key)
-    return MLPParams(W=W(k_weight).reshape(K, in_features, hidden_dim), b=b(k_bias))
+    return MLPCell(W=W(k_weight).reshape(K, in_features, hidden_dim), b=b(k_bias))

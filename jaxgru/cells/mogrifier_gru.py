@@ -20,7 +20,7 @@ from jaxgru.errors import check_whole
 
 
 @struct
-class MogrifierGRUParams(Cell[Hidden]):
+class MogrifierGRUCell(Cell[Hidden]):
     """A Mogrifier GRU layer. W, U and b hold the gates z, r and n side by side.
 
     x and h gate each other in turn, x first. Each of these rounds has its own Q or R:
@@ -63,15 +63,15 @@ class MogrifierGRUParams(Cell[Hidden]):
 
     def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
         times = layout.times
-        product = layout.product
+        matmul = layout.matmul
         h = state
         for i in range(len(self.Qa) + len(self.Ra)):
             j = i // 2
             if i % 2 == 0:
-                x = 2 * sigmoid(product(self.Qb[j], times(self.Qa[j], h))) * x
+                x = 2 * sigmoid(matmul(self.Qb[j], times(self.Qa[j], h))) * x
             else:
-                h = 2 * sigmoid(product(self.Rb[j], product(self.Ra[j], x))) * h
-        x_z, x_r, x_n = jnp.split(plus(product(self.W, x), self.b), 3, axis=-1)
+                h = 2 * sigmoid(matmul(self.Rb[j], matmul(self.Ra[j], x))) * h
+        x_z, x_r, x_n = jnp.split(plus(matmul(self.W, x), self.b), 3, axis=-1)
         h_z, h_r, h_n = jnp.split(times(self.U, h), 3, axis=-1)
         z = sigmoid(x_z + h_z)
         r = sigmoid(x_r + h_r)
@@ -88,8 +88,8 @@ def init_mogrifier_gru(
     num_rounds: int = 5,
     rank: int | None = None,
     dtype: DTypeLike = jnp.float32,
-    init: str = "orthogonal",
-) -> MogrifierGRUParams:
+    init_scheme: str = "orthogonal",
+) -> MogrifierGRUCell:
     """Draw the initial parameters of a Mogrifier GRU layer.
 
     W, U, b and cn are drawn as by `init_gru`; the others are uniform in ±1/√(their rows).
@@ -100,7 +100,7 @@ def init_mogrifier_gru(
       num_rounds: how often x or h is gated, 2 or more. The paper found 5 and 6 best.
       rank: k, of the products Qa·Qb and Ra·Rb; None: H/8, rounded down, but at least 1.
       dtype: of the parameters, floating-point.
-      init: "orthogonal" or "pytorch"; see `init_gru`.
+      init_scheme: "orthogonal" or "pytorch"; see `init_gru`.
 
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
@@ -108,7 +108,7 @@ def init_mogrifier_gru(
     """
     E, H = in_features, hidden_dim
     check_whole("num_rounds", num_rounds, least=2)
-    weights = gru_weights(key, E, H, dtype, init=init)  # it checks these arguments
+    weights = gru_weights(key, E, H, dtype, init_scheme=init_scheme)  # it checks these arguments
     k = max(H // 8, 1) if rank is None else rank
     check_whole("rank", k)
     keys = jax.random.split(jax.random.fold_in(key, 9), 4)
@@ -118,7 +118,7 @@ def init_mogrifier_gru(
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     n, m = -(-num_rounds // 2), num_rounds // 2
-    return MogrifierGRUParams(
+    return MogrifierGRUCell(
         **weights, cn=jnp.zeros(H, dtype),
         Qa=draw(keys[0], n, H, k), Qb=draw(keys[1], n, k, E),
         Ra=draw(keys[2], m, E, k), Rb=draw(keys[3], m, k, H),

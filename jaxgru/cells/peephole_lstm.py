@@ -52,8 +52,8 @@ def by_letter(gates: str, x: Float[Array, "*n GH"]) -> dict[str, Array]:
 
 
 @struct
-class PeepholeLSTMParams(_Peeping):
-    """An LSTM layer whose gates see c: as `LSTMParams`, with p for the gates f, i and o.
+class PeepholeLSTMCell(_Peeping):
+    """An LSTM layer whose gates see c: as `LSTMCell`, with p for the gates f, i and o.
 
         f  = σ(x·Wf + h·Uf + pf ⊙ c + bf)           forget gate
         i  = σ(x·Wi + h·Ui + pi ⊙ c + bi)           input gate
@@ -62,7 +62,7 @@ class PeepholeLSTMParams(_Peeping):
         h' = o ⊙ tanh(c')
 
     See Gers & Schmidhuber 2000 (IJCNN) and Graves 2013 (arXiv 1308.0850, eq. 7 to 11), whose
-    peephole weights are diagonal, as here. `activation` and `clip` are as in `LSTMParams`.
+    peephole weights are diagonal, as here. `activation` and `clip` are as in `LSTMCell`.
     """
 
     W: Float[Array, "E GH"]
@@ -75,10 +75,10 @@ class PeepholeLSTMParams(_Peeping):
 
 
 @struct
-class CoupledLSTMParams(_Peeping):
+class CoupledLSTMCell(_Peeping):
     """An LSTM layer that forgets as much as it reads: f = 1 − i.
 
-    Otherwise as `LSTMParams` or, with p for the gates i and o, `PeepholeLSTMParams`. W, U and b
+    Otherwise as `LSTMCell` or, with p for the gates i and o, `PeepholeLSTMCell`. W, U and b
     hold the gates i, o and g side by side. See Greff et al. 2017 (arXiv 1503.04069), who call it
     CIFG. It has three quarters of an LSTM's weights.
     """
@@ -100,23 +100,24 @@ def init_peephole_lstm(
     hidden_dim: int,
     *,
     dtype: DTypeLike = jnp.float32,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
     activation: str = "tanh",
     clip: float | None = None,
-) -> PeepholeLSTMParams:
+) -> PeepholeLSTMCell:
     """Draw the initial parameters of an LSTM layer with peepholes, which begin as zeros.
 
     Arguments and errors are those of `init_lstm`.
     """
     weights = lstm_weights(
         key, in_features, hidden_dim, dtype, bias_init,
-        init=init, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init,
+        init_scheme=init_scheme, kernel_init=kernel_init,
+        recurrent_kernel_init=recurrent_kernel_init,
     )  # fmt: skip
     p = jnp.zeros(3 * hidden_dim, dtype)
-    return PeepholeLSTMParams(**weights, p=p, activation=activation, clip=clip)
+    return PeepholeLSTMCell(**weights, p=p, activation=activation, clip=clip)
 
 
 @register
@@ -127,13 +128,13 @@ def init_coupled_lstm(
     *,
     peepholes: bool = False,
     dtype: DTypeLike = jnp.float32,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
     activation: str = "tanh",
     clip: float | None = None,
-) -> CoupledLSTMParams:
+) -> CoupledLSTMCell:
     """Draw the initial parameters of an LSTM layer whose input and forget gates are coupled.
 
     Other arguments and errors are those of `init_lstm`.
@@ -144,8 +145,9 @@ def init_coupled_lstm(
     check_flags(peepholes=peepholes)
     weights = lstm_weights(
         key, in_features, hidden_dim, dtype, bias_init,
-        init=init, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init,
+        init_scheme=init_scheme, kernel_init=kernel_init,
+        recurrent_kernel_init=recurrent_kernel_init,
     )  # fmt: skip
     without_f = {name: leaf[..., hidden_dim:] for name, leaf in weights.items()}
     p = jnp.zeros(2 * hidden_dim, dtype) if peepholes else None
-    return CoupledLSTMParams(**without_f, p=p, activation=activation, clip=clip)
+    return CoupledLSTMCell(**without_f, p=p, activation=activation, clip=clip)

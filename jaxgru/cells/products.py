@@ -27,7 +27,7 @@ AxesPair: TypeAlias = tuple[Sequence[int], Sequence[int]]  # of each factor
 
 
 class Lookup(NamedTuple):
-    """A layer's input as row numbers of a table, such as an embedding. See `rows`.
+    """A layer's input as row numbers of a table, such as an embedding. See `embed`.
 
     `unroll` takes it in place of x. If the table has fewer rows than there are steps, T·B,
     (table·W)[ids] is a smaller product than table[ids]·W, and so are its gradients.
@@ -36,9 +36,9 @@ class Lookup(NamedTuple):
     table: Float[Array, "V E"]
     ids: Integer[Array, "T B"]
 
-    def rows(self) -> Float[Array, "T B E"]:
+    def embed(self) -> Float[Array, "T B E"]:
         """Look up the input."""
-        return rows(self.table, self.ids)
+        return embed(self.table, self.ids)
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -49,17 +49,17 @@ class Lookup(NamedTuple):
 export.register_namedtuple_serialization(Lookup, serialized_name="jaxgru.Lookup")
 
 
-def of_steps(function: Callable[[Array], Array], x: Array | Lookup) -> Array | Lookup:
+def map_steps(function: Callable[[Array], Array], x: Array | Lookup) -> Array | Lookup:
     """Apply a function to the axes T and B of an input."""
     return x._replace(ids=function(x.ids)) if isinstance(x, Lookup) else function(x)
 
 
-def looked_up(x: Array | Lookup) -> Array:
+def look_up(x: Array | Lookup) -> Array:
     """Return the input itself."""
-    return x.rows() if isinstance(x, Lookup) else x
+    return x.embed() if isinstance(x, Lookup) else x
 
 
-def rows(
+def embed(
     table: Float[Array, "V E"], ids: Integer[Array, "*n"] | Bool[Array, "*n"]
 ) -> Float[Array, "*n E"]:
     """Return the rows with these numbers; NaN where the number is negative or too large."""
@@ -70,7 +70,7 @@ def rows(
     return found.astype(table.dtype)
 
 
-def contract(
+def contract_axes(
     x: Array, y: Array, axes: AxesPair, dtype: DTypeLike, batch: AxesPair = ((), ())
 ) -> Array:
     """Return the contraction of x and y, of one dtype, accumulated and returned in `dtype`.
@@ -90,7 +90,7 @@ def contract(
     )
 
 
-def dot(
+def matmul(
     x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
 ) -> Float[Array, "*n H"]:
     """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
@@ -101,32 +101,34 @@ def dot(
     No axes are merged: if the batch is sharded, XLA keeps every row on its device.
     """
     if W.ndim == 3:
-        return blocks_dot(x, W)
-    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _dot(*vary_alike((x, W)))
+        return blocked_matmul(x, W)
+    return x @ W if x.ndim < 3 and x.dtype == W.dtype else _matmul(*vary_alike((x, W)))
 
 
-def product(x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]) -> Array:
-    """Return `dot` without a gradient of its own: a Hessian's forward mode passes it."""
+def rounded_matmul(
+    x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
+) -> Array:
+    """Return `matmul` without a gradient of its own: a Hessian's forward mode passes it."""
     if W.ndim == 3:
-        return blocks_dot(x, W)
-    return contract(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype)
+        return blocked_matmul(x, W)
+    return contract_axes(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype)
 
 
 @jax.custom_vjp
-def _dot(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
-    return product(x, W)
+def _matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+    return rounded_matmul(x, W)
 
 
-def _dot_forward(x: Array, W: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, W), (x, W)
+def _matmul_forward(x: Array, W: Array) -> tuple[Array, tuple[Array, Array]]:
+    return rounded_matmul(x, W), (x, W)
 
 
-def _dot_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _matmul_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, W = residuals
-    return product(dy, W.T), outer(x, dy, W.dtype)
+    return rounded_matmul(dy, W.T), dense_weight_gradient(x, dy, W.dtype)
 
 
-_dot.defvjp(_dot_forward, _dot_backward)
+_matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 # Block-diagonal weights: U (n, k, g·k) stands for n blocks (k, k) of each of g gates, side by side.
@@ -142,23 +144,25 @@ def by_block(x: Float[Array, "*n GH"], U: Array) -> Float[Array, "blocks *n Gk"]
     return x.reshape(*x.shape[:-2], gates * k)
 
 
-def blocks_dot(x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]) -> Float[Array, "*n GH"]:
+def blocked_matmul(
+    x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]
+) -> Float[Array, "*n GH"]:
     """Return x·U for block-diagonal weights; if U is transposed, x holds the gates."""
     n = len(U)
     k = min(U.shape[1:])
-    y = contract(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
+    y = contract_axes(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))
     y = jnp.moveaxis(y.reshape(*y.shape[:-1], U.shape[2] // k, k), 0, -2)
     return y.reshape(*x.shape[:-1], n * U.shape[2])
 
 
-def gradient_of(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> Array:
+def weight_gradient(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"]) -> Array:
     """Return the gradient of the weights U, given that of x·U."""
     if U.ndim == 2:
-        return outer(x, dy, U.dtype)
+        return dense_weight_gradient(x, dy, U.dtype)
     x = by_block(x.astype(U.dtype), U)
     narrow_dy = by_block(dy.astype(U.dtype), U)
     axes = tuple(range(1, x.ndim - 1))
-    return contract(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
+    return contract_axes(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
 
 
 def dense(params: T) -> T:
@@ -173,7 +177,7 @@ def dense(params: T) -> T:
     return jax.tree.map(matrix, params)
 
 
-def matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+def promoted_matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
     """Return x·W in the wider dtype, differentiated by JAX: for forward mode."""
     dtype = widest(x, W)
     return x.astype(dtype) @ W.astype(dtype)
@@ -195,8 +199,8 @@ def before_lookup(
     if not isinstance(x, Lookup):
         return function, x
     if looks_up_first(x):
-        return function, x.rows()
-    return partial(rows, function(x.table)), x.ids
+        return function, x.embed()
+    return partial(embed, function(x.table)), x.ids
 
 
 def looks_up_first(x: Lookup) -> bool:
@@ -224,7 +228,9 @@ def round_weights(layers: T, dtype: DTypeLike) -> T:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)
 
 
-def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -> Array:
+def dense_weight_gradient(
+    x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike
+) -> Array:
     """Return the gradient (E, H) of a weight of this dtype: the sum of xᵀ·dy over the other axes.
 
     In this order of the operands; the other order is half as fast on a CPU.
@@ -236,4 +242,4 @@ def outer(x: Float[Array, "*n E"], dy: Float[Array, "*n H"], dtype: DTypeLike) -
     if dtype != dy.dtype:  # in bfloat16, XLA's fast CPU product needs xᵀ as a matrix
         x = jnp.moveaxis(x, -1, 0)
         axes_of_x = tuple(range(1, x.ndim))
-    return contract(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)
+    return contract_axes(x, narrow_dy, (axes_of_x, axes), dy.dtype).astype(dtype)

@@ -20,7 +20,7 @@ from jaxgru.cells.pytrees import struct
 
 
 @struct
-class RNNParams(Activated[Hidden]):
+class RNNCell(Activated[Hidden]):
     """A vanilla RNN layer: W for the input, U for the state, b the bias.
 
         h' = tanh(x·W + h·U + b)
@@ -54,15 +54,16 @@ def init_rnn(
     dtype: DTypeLike = jnp.float32,
     activation: str = "tanh",
     clip: float | None = None,
-    init: str = "orthogonal",
+    init_scheme: str = "orthogonal",
     kernel_init: Initializer | None = None,
     recurrent_kernel_init: Initializer | None = None,
     bias_init: Initializer | None = None,
-) -> RNNParams:
+) -> RNNCell:
     """Draw the initial parameters of a vanilla RNN layer.
 
     As in Flax, U is orthogonal, W normal with the variance 1/E (truncated), and b zeros. With
-    `init` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√H, as in PyTorch's `nn.Linear`.
+    `init_scheme` "pytorch", W and b are uniform in ±1/√E, and U in ±1/√H, as in PyTorch's
+    `nn.Linear`.
 
     Args:
       in_features: E, the size of the input at a step.
@@ -70,7 +71,7 @@ def init_rnn(
       dtype: of the parameters, floating-point.
       activation: "tanh" or "relu".
       clip: the argument of the activation is clipped to ±clip, as in ONNX; None: it is not.
-      init: "orthogonal" or "pytorch"; see above.
+      init_scheme: "orthogonal" or "pytorch"; see above.
       kernel_init: as for `init_gru`.
       recurrent_kernel_init: as for `init_gru`.
       bias_init: as for `init_gru`.
@@ -80,7 +81,7 @@ def init_rnn(
         which and what would be right.
     """
     W, U, b = initializers(
-        in_features, hidden_dim, dtype, init, kernel_init, recurrent_kernel_init, bias_init
+        in_features, hidden_dim, dtype, init_scheme, kernel_init, recurrent_kernel_init, bias_init
     )
     k = jax.random.split(key, 3)
-    return RNNParams(W=W(k[0]), U=U(k[1]), b=b(k[2]), activation=activation, clip=clip)
+    return RNNCell(W=W(k[0]), U=U(k[1]), b=b(k[2]), activation=activation, clip=clip)

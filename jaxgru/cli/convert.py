@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, written
-from jaxgru.libraries import InteropError
+from jaxgru.errors import UserError
 from jaxgru.lm.formats import NAMES, format_to_write
 from jaxgru.lm.load import Found, find_model
 from jaxgru.lm.pretrained import FOLDER
@@ -50,15 +50,15 @@ def check(model: Found, target: Path, force: bool) -> None:
     """Check, before anything slow starts, that the target can be written.
 
     Raises:
-      InteropError: the target exists, or would be a mere copy.
+      UserError: the target exists, or would be a mere copy.
       MissingPackage: its format needs a package that is not installed.
     """
     format = format_to_write(target)
     if model.format is format and model.path.parent != FOLDER:
-        raise InteropError(f"{model.path} is already a {target.suffix} file; copy it instead.")
+        raise UserError(f"{model.path} is already a {target.suffix} file; copy it instead.")
     if os.path.exists(target):
         if os.path.exists(model.path) and model.path.samefile(target):
-            raise InteropError(f"{target} is the same file as {model}.")
+            raise UserError(f"{target} is the same file as {model}.")
         if not force:
-            raise InteropError(f"{target} exists; to replace it, add --force.")
+            raise UserError(f"{target} exists; to replace it, add --force.")
     format.module()  # raises MissingPackage

@@ -23,9 +23,14 @@ from jaxgru.errors import UserError, needs
 from jaxgru.lm.config import Config, DataConfig, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset, reads_newlines
+from jaxgru.lm.data.documents import (
+    encode_documents,
+    encode_text,
+    separator_token_of,
+    split_documents,
+)
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
-from jaxgru.lm.data.units import encode_text, encode_units, end_token, split_units
 from jaxgru.lm.evaluation import in_units, score_lines
 from jaxgru.lm.model import Params
 from jaxgru.printing import counted, printable
@@ -110,12 +115,12 @@ def main() -> None:
     if isinstance(task.text, Dataset):
         print_measures(task, task.text, arguments)
         return
-    unit = task.config.data.unit
+    separator = task.config.data.separator
     try:
         if arguments.lines:
-            print_lines(task.model, task.tokenizer, task.text, unit, arguments.output)
+            print_lines(task.model, task.tokenizer, task.text, separator, arguments.output)
             return
-        dataset = _as_dataset(task.tokenizer, task.text, unit)
+        dataset = _as_dataset(task.tokenizer, task.text, separator)
     except TokenizerError as error:
         raise TokenizerError(
             f"the model cannot be evaluated on {task.text.source}: {error}"
@@ -158,7 +163,9 @@ def _ngram(arguments: Namespace) -> Task:
     config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
     tokenizer = dataset.tokenizer
     text = _another_text(arguments, config.data, tokenizer, "") or dataset
-    model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.end)
+    model = count_ngrams(
+        dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.separator_token
+    )
     return Task(model, config, tokenizer, text)
 
 
@@ -167,8 +174,8 @@ def _trained(arguments: Namespace) -> Task:
     model = trained_model(arguments)
     params, config, tokenizer = model.load(arguments.epoch)
     data = config.data
-    if arguments.dynamic and data.unit:
-        raise UserError("--dynamic reads a text as one stream, not in units (data.unit).")
+    if arguments.dynamic and data.separator:
+        raise UserError("--dynamic reads a text as one stream, not in documents (data.separator).")
     sha256 = model.text_sha256()
     text = _another_text(arguments, data, tokenizer, sha256)
     if text is not None:
@@ -208,15 +215,15 @@ def _another_text(
     )
 
 
-def _as_dataset(tokenizer: Tokenizer, text: Corpus, unit: str) -> Dataset:
+def _as_dataset(tokenizer: Tokenizer, text: Corpus, separator: str) -> Dataset:
     """Return a text, all of it for validation."""
-    if unit:
-        tokens, size = encode_units(tokenizer, split_units(text.text, unit), unit)
+    if separator:
+        tokens, size = encode_documents(tokenizer, split_documents(text.text, separator), separator)
     else:
         tokens, size = encode_text(tokenizer, text.text)
-    end = end_token(tokenizer, unit)
+    separator_token = separator_token_of(tokenizer, separator)
     no_tokens = np.empty(0, np.int32)
-    return Dataset(no_tokens, tokens, tokenizer, text.source, size, text.sha256, end)
+    return Dataset(no_tokens, tokens, tokenizer, text.source, size, text.sha256, separator_token)
 
 
 def print_measures(task: Task, dataset: Dataset, arguments: Namespace) -> None:
@@ -245,15 +252,15 @@ def print_measures(task: Task, dataset: Dataset, arguments: Namespace) -> None:
 
 
 def print_lines(
-    model: Params | NGram, tokenizer: Tokenizer, text: Corpus, unit: str, output: Path | None
+    model: Params | NGram, tokenizer: Tokenizer, text: Corpus, separator: str, output: Path | None
 ) -> None:
     """Write the table of --lines; of a file, print the mean loss and the unknown tokens."""
-    lines = split_units(text.text, "line")
+    lines = split_documents(text.text, "line")
     nll: Any = NGram.token_nll if isinstance(model, NGram) else None
     rows: list[list[Any]] = []
     pieces: list[str] = []
     total = 0.0
-    for scores in score_lines(model, tokenizer, lines, nll, unit):
+    for scores in score_lines(model, tokenizer, lines, nll, separator):
         nats = float(scores.nats.sum())
         count = scores.num_tokens
         mean = _rounded(nats / count) if count else ""

@@ -164,7 +164,7 @@ class Parser(argparse.ArgumentParser):
             for field in dataclasses.fields(cls):
                 option = _field_option(cls, field, getattr(values, field.name))
                 dotted = f"{section}.{field.name}"
-                if dotted == "training.init":  # which --init sets
+                if dotted == "training.init_from":  # which --init sets
                     option["help"] = argparse.SUPPRESS
                 group.add_argument(f"--{dotted}", **option)
 

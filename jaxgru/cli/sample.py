@@ -19,10 +19,10 @@ from jaxgru.errors import UserError, check_whole, needs
 from jaxgru.lm import processors
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset, reads_newlines
+from jaxgru.lm.data.documents import split_documents
 from jaxgru.lm.data.sources import read_text, with_newlines
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.data.tokenizers.base import check_utf_8
-from jaxgru.lm.data.units import split_units
 from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.processors import Processor
@@ -76,7 +76,7 @@ class Author(NamedTuple):
 
     model: Params | NGram
     tokenizer: Tokenizer
-    unit: str
+    separator: str
     newlines: bool  # whether all line ends become newlines in its own text
     text_sha256: str
 
@@ -164,7 +164,8 @@ def _add_text_options(add: Callable[..., Any]) -> None:
         metavar="TEXT",
         type=unescaped,
         help="end the text before TEXT, in which \\n is a newline; may be given several times. The "
-        "text of a model that was trained in units (data.unit) also ends where the unit does",
+        "text of a model that was trained in documents (data.separator) also ends where the "
+        "document does",
     )
     add(
         "--unknown",
@@ -198,7 +199,7 @@ def main() -> None:
         stateful=not arguments.stateless,
         stop=[author.read(text) for text in arguments.stop],
         logits_processor=tuple(chain),
-        unit=author.unit,
+        separator=author.separator,
     )
     if arguments.prompts is not None:
         write_texts(author, options, arguments)
@@ -262,9 +263,11 @@ def _ngram(arguments: argparse.Namespace) -> Author:
     """Count an n-gram model."""
     config, dataset = load_dataset(load_config(arguments.config or "astra_alpha"))
     tokenizer = dataset.tokenizer
-    model = count_ngrams(dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.end)
+    model = count_ngrams(
+        dataset.train, tokenizer.vocab_size, arguments.ngram, dataset.separator_token
+    )
     newlines = reads_newlines(config.data, tokenizer)
-    return Author(model, tokenizer, config.data.unit, newlines, dataset.sha256)
+    return Author(model, tokenizer, config.data.separator, newlines, dataset.sha256)
 
 
 def _trained(arguments: argparse.Namespace) -> Author:
@@ -272,14 +275,14 @@ def _trained(arguments: argparse.Namespace) -> Author:
     model = trained_model(arguments, DEFAULT)
     params, config, tokenizer = model.load(arguments.epoch)
     newlines = reads_newlines(config.data, tokenizer)
-    return Author(params, tokenizer, config.data.unit, newlines, model.text_sha256())
+    return Author(params, tokenizer, config.data.separator, newlines, model.text_sha256())
 
 
 def _prompt(author: Author, prompt: str | None) -> str:
-    """Return the prompt as the model reads it, or the default one; in units, that is none."""
+    """Return the prompt as the model reads it, or the default one; in documents, that is none."""
     if prompt is not None:
         return author.read(prompt)
-    if author.unit:
+    if author.separator:
         return ""
     return default_prompt(author.text_sha256, author.tokenizer)
 
@@ -334,7 +337,7 @@ def read_prompts(place: str, encoding: str, newlines: bool = True) -> dict[int, 
       UserError: a .jsonl file has no prompts, or a line of it has none.
     """
     text = read_text(place, encoding, newlines=newlines).text
-    lines = dict(enumerate(split_units(text, "line"), 1))
+    lines = dict(enumerate(split_documents(text, "line"), 1))
     if ".jsonl" not in Path(place).suffixes:  # which may end in .gz
         return lines
     prompts = {

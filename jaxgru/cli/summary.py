@@ -26,7 +26,9 @@ def as_trained(config: Config, text_sha256: str = "") -> Config:
     Tiny Shakespeare is read only if the config's vocabulary is none of the study's.
     """
     data = config.data
-    has_options = data.min_count or data.unit or data.tokenizer_file or config.training.init
+    has_options = (
+        data.min_count or data.separator or data.tokenizer_file or config.training.init_from
+    )
     is_of_study = CORPUS_TOKENIZERS.get(config.model.vocab_size) == data.tokenizer
     if data.corpus == TINY_SHAKESPEARE and is_of_study and not has_options:
         return config

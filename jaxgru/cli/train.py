@@ -54,7 +54,7 @@ def _add_run_options(parser: Parser) -> None:
     group.add_argument(
         "--init",
         metavar="MODEL",
-        dest="training.init",
+        dest="training.init_from",
         help=f"start from the weights of this pretrained model, run folder or {NAMES} file; "
         "without CONFIG, its config applies, too",
     )
@@ -139,7 +139,7 @@ def main() -> None:
 def check(parser: Parser, arguments: argparse.Namespace, overrides: dict[str, Any]) -> None:
     """Refuse options that do not go together, and a CONFIG that is something else."""
     config = arguments.config
-    starts = config is not None or "training.init" in overrides
+    starts = config is not None or "training.init_from" in overrides
     resumes = arguments.resume is not None
     if starts == resumes:
         parser.error(
@@ -174,7 +174,7 @@ def _config(config: str | None, overrides: dict[str, Any]) -> tuple[Config, str]
     """Return the config of a new run, and the SHA-256 of the text that it must have, or ""."""
     if config is not None:
         return load_config(config, overrides), ""
-    init = overrides["training.init"]
+    init = overrides["training.init_from"]
     config_of_init = config_from(init, overrides)
     if "data.corpus" in overrides:
         return config_of_init, ""

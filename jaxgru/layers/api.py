@@ -17,8 +17,8 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.contract import CellParams
-from jaxgru.cells.products import Lookup, looked_up
+from jaxgru.cells.contract import AnyCell
+from jaxgru.cells.products import Lookup, look_up
 from jaxgru.errors import check_flags, check_one_of, check_whole
 from jaxgru.layers import validate
 from jaxgru.layers.direction import Start, run_direction, start_of, zero_carries
@@ -36,7 +36,7 @@ def unroll(
     reset: Shaped[AnyArray, "*B T"] | None = None,
     lengths: Integer[AnyArray, "*rows"] | None = None,
     mask: Shaped[AnyArray, "*B T"] | None = None,
-    initial: Tree = None,
+    reset_carry: Tree = None,
     reverse: bool = False,
     time_major: bool = False,
     return_carries: bool = False,
@@ -61,21 +61,22 @@ def unroll(
         as tokens and an embedding.
       carry: the state before the first step, as returned here or by `initial_carry`: h (B, H) for
         one layer, an `LSTMState` (h, c) for an LSTM (or a dict with the keys h and c), a tuple of
-        these for a list of layers. None: `initial`.
+        these for a list of layers. None: `reset_carry`.
       reset: (B, T), True at the first step of an episode, in time. No state crosses from one
-        episode to another: the carry is set to `initial` before that step or, with `reverse`, after
-        it. The carry that `reverse` returns is always that after step 0; if an episode begins
-        there, give `initial` to the steps before it instead.
-      lengths: (B,), the number of real steps of each row. The steps after them are padding: their
-        outputs are zero, the carry stays that of the last real step, and neither their gradients
+        episode to another: the carry is set to `reset_carry` before that step or, with `reverse`,
+        after it. The carry that `reverse` returns is always that after step 0; if an episode begins
+        there, give `reset_carry` to the steps before it instead.
+      lengths: (B,), the number of valid steps of each row. The steps after them are padding: their
+        outputs are zero, the carry stays that of the last valid step, and neither their gradients
         nor their resets count.
-      mask: (B, T), True at real steps, in place of `lengths` if padding may stand anywhere. A reset
-        at a padded step counts: the next real step begins an episode. If none follows, the carry
-        returned is `initial`, except with `reverse`. Outside `jit`, `reset` and `mask` may be
-        numbers that are 0 or 1.
-      initial: the state that a reset sets, in the form of `carry` or, for all rows alike, without
-        the axis B. It is differentiated, so it can be learned. None: what `initial_carry` returns.
-      reverse: read from the last real step to the first. y keeps the order of x.
+      mask: (B, T), True at valid steps, in place of `lengths` if padding may stand anywhere. A
+        reset at a padded step counts: the next valid step begins an episode. If none follows, the
+        carry returned is `reset_carry`, except with `reverse`. Outside `jit`, `reset` and `mask`
+        may be numbers that are 0 or 1.
+      reset_carry: the state that a reset sets, in the form of `carry` or, for all rows alike,
+        without the axis B. It is differentiated, so it can be learned. None: what `initial_carry`
+        returns.
+      reverse: read from the last valid step to the first. y keeps the order of x.
       time_major: x and y are (T, B, ...), and so are `reset` and `mask`.
       return_carries: also return the carry after every step, in the form of `carry`, with a time
         axis as in y.
@@ -97,7 +98,7 @@ def unroll(
     """
     validate.check_containers(layers, x, carry)
     options = Options(implementation, time_major, return_carries, remat, reverse)
-    arguments = Arguments(validate.as_input(x), carry, reset, lengths, mask, initial, dropout)
+    arguments = Arguments(validate.as_input(x), carry, reset, lengths, mask, reset_carry, dropout)
     return _call(_unroll, options, arguments, layers=layers)
 
 
@@ -124,7 +125,7 @@ def _call(
             validate.check_layers(name, of_direction)
             validate.check_arrays(f"a weight in {name}", of_direction)
         validate.check_arrays("the carry", arguments.carry)
-        validate.check_arrays("initial", arguments.initial)
+        validate.check_arrays("reset_carry", arguments.reset_carry)
         raise
 
 
@@ -154,7 +155,7 @@ def _unroll(options: Options, arguments: Arguments, layers: Layers) -> tuple[Tre
     sequences = enter(options, arguments)
     B = math.prod(sequences.batch)
     validate.check_stack(stack, sequences.x.shape[-1], is_residual, B)
-    start = start_of(stack, is_single, sequences, arguments.carry, arguments.initial)
+    start = start_of(stack, is_single, sequences, arguments.carry, arguments.reset_carry)
     dropout = arguments.dropout
     y, last, each = run_direction(options, is_residual, stack, sequences, start, dropout)
     carries = [last, each] if options.return_carries else [last]
@@ -180,7 +181,7 @@ def bidirectional(
     reset: Shaped[AnyArray, "*B T"] | None = None,
     lengths: Integer[AnyArray, "*rows"] | None = None,
     mask: Shaped[AnyArray, "*B T"] | None = None,
-    initial: Tree = None,
+    reset_carry: Tree = None,
     time_major: bool = False,
     return_carries: bool = False,
     dropout: Dropouts = None,
@@ -198,7 +199,8 @@ def bidirectional(
       x: as for `unroll`; likewise `reset`, `lengths`, `mask`, `time_major` and `implementation`.
       remat: as for `unroll`, in each layer and direction.
       carry: a pair, for the forward and the backward layers, each part as for `unroll`.
-      initial: a pair, each part as for `unroll`: what a reset sets, and the carry if that is None.
+      reset_carry: a pair, each part as for `unroll`: what a reset sets, and the carry if that is
+        None.
       return_carries: also return the carries after every step, as a pair.
       dropout: as for `unroll`; each direction has masks of its own.
 
@@ -209,11 +211,11 @@ def bidirectional(
 
     Raises:
       ValueError: as `unroll`; the lists have different lengths, only one direction is a list, or
-        only one is residual; or `carry` or `initial` is not a pair.
+        only one is residual; or `carry` or `reset_carry` is not a pair.
       TypeError: as `unroll`.
     """
     options = Options(implementation, time_major, return_carries, remat)
-    arguments = Arguments(validate.as_input(x), carry, reset, lengths, mask, initial, dropout)
+    arguments = Arguments(validate.as_input(x), carry, reset, lengths, mask, reset_carry, dropout)
     return _call(_bidirectional, options, arguments, forward=forward, backward=backward)
 
 
@@ -241,24 +243,24 @@ def _bidirectional(
     B = math.prod(sequences.batch)
     validate.check_stack(levels, sequences.x.shape[-1], is_residual, B)
     carries = _pair(arguments.carry, "carry")
-    initials = _pair(arguments.initial, "initial")
+    reset_carries = _pair(arguments.reset_carry, "reset_carry")
     dropouts = in_two_directions(arguments.dropout, L)
     directions = [
         _Direction(
             options._replace(reverse=is_backward),
             layers,
-            start_of(layers, is_single, sequences, carry, initial),
+            start_of(layers, is_single, sequences, carry, reset_carry),
             dropout,
         )
-        for is_backward, layers, carry, initial, dropout in zip(
-            (False, True), (stack, back_stack), carries, initials, dropouts, strict=True
+        for is_backward, layers, carry, reset_carry, dropout in zip(
+            (False, True), (stack, back_stack), carries, reset_carries, dropouts, strict=True
         )
     ]
     x = sequences.x
     for i in range(L):
         inputs = sequences._replace(x=x)
         y = jnp.concatenate([direction.run(i, inputs) for direction in directions], axis=-1)
-        x = plus_input(y, looked_up(x)) if is_residual and i else y
+        x = plus_input(y, look_up(x)) if is_residual and i else y
     ends = [direction.carries(sequences, is_single) for direction in directions]
     return (sequences.leave(x), *zip(*ends, strict=True))
 
@@ -273,7 +275,7 @@ class _Direction:
     def __init__(
         self,
         options: Options,
-        stack: Sequence[CellParams],
+        stack: Sequence[AnyCell],
         start: Start,
         dropouts: Sequence[Dropouts],
     ):
@@ -319,7 +321,7 @@ def step(
     *,
     reset: Shaped[AnyArray, "*B"] | None = None,
     mask: Shaped[AnyArray, "*B"] | None = None,
-    initial: Tree = None,
+    reset_carry: Tree = None,
     implementation: str = "scan",
 ) -> tuple[Float[Array, "*B H"], Tree]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
@@ -327,12 +329,12 @@ def step(
     It equals `unroll` up to rounding.
 
     Args:
-      layers: as for `unroll`; likewise `initial`.
+      layers: as for `unroll`; likewise `reset_carry`.
       x: the input (B, F) of this step, or (F,) of one sequence; or with more batch axes.
       carry: the state before this step, as for `unroll`, but not None.
-      reset: (B,), True where the carry is set to `initial` before the step.
+      reset: (B,), True where the carry is set to `reset_carry` before the step.
       mask: (B,), True where a row takes the step, such as an agent that lives. Another row's output
-        is zero, and it keeps its carry, or `initial` if it is reset.
+        is zero, and it keeps its carry, or `reset_carry` if it is reset.
       implementation: as for `unroll`; forward mode needs "autodiff".
 
     Returns:
@@ -352,7 +354,7 @@ def step(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "
             "sequence."
         )
-    arguments = Arguments(x, carry, reset, mask=mask, initial=initial)
+    arguments = Arguments(x, carry, reset, mask=mask, reset_carry=reset_carry)
     y, next_carry = _call(_step, Options(implementation), arguments, layers=layers)
     return y, next_carry
 

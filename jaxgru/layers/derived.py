@@ -19,11 +19,11 @@ from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
 from jaxgru.cells.carry import Carry, Size, Tree, hidden
-from jaxgru.cells.contract import CellParams, Weights
+from jaxgru.cells.contract import AnyCell, Weights
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.marks import NO_MARKS, Marks
-from jaxgru.cells.products import gradient_of
+from jaxgru.cells.products import weight_gradient
 from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.cells.step_masks import NO_MASKS, StepMasks
 from jaxgru.layers.over_time import advance, vectors_in
 
 Taps: TypeAlias = tuple[jax.ShapeDtypeStruct | None, ...]
@@ -49,10 +49,10 @@ def taps_are_faster(B: Size, E: int, H: int) -> bool:
 
 
 def over_time_by_jax(
-    params: CellParams,
+    params: AnyCell,
     carry: Carry,
     a: Array,
-    marks: Marks = NO_MARKS,
+    masks: StepMasks = NO_MASKS,
     return_carries: bool = False,
 ) -> tuple[Tree, Carry]:
     """Run a cell's step over time; arguments and results as of `over_time`."""
@@ -61,13 +61,13 @@ def over_time_by_jax(
     params = vectors_in(dtype, params)
     products = tapped_products(params, carry, a[0])
     if isinstance(products, str):
-        return _scan((), return_carries, params, (), carry, a, marks)[0]
+        return _scan((), return_carries, params, (), carry, a, masks)[0]
     taps, U = products
-    return _tapped(taps, return_carries, params, U, carry, a, marks)
+    return _tapped(taps, return_carries, params, U, carry, a, masks)
 
 
 def tapped_products(
-    params: CellParams, carry: Tree, a: jax.ShapeDtypeStruct | Array
+    params: AnyCell, carry: Tree, a: jax.ShapeDtypeStruct | Array
 ) -> tuple[Taps, Weights] | str:
     """Return which products of a step are tapped, and their weights.
 
@@ -91,8 +91,8 @@ def tapped_products(
         shapes.clear()
         here = get_opaque_trace_state()
 
-        def product(U: Array, h: Array) -> Array:
-            y = IN_ROWS.product(U, h)
+        def tapped_matmul(U: Array, h: Array) -> Array:
+            y = IN_ROWS.matmul(U, h)
             # Within a transformation of the step, such as `jax.vmap`, they would leak
             is_visible = U.ndim > 1 and get_opaque_trace_state() == here
             is_wanted = wanted is None or wanted[len(weights)]
@@ -101,7 +101,7 @@ def tapped_products(
             return y
 
         cell = jax.tree.unflatten(structure, leaves)
-        cell.step(IN_ROWS._replace(product=product), carry, a)
+        cell.step(IN_ROWS._replace(matmul=tapped_matmul), carry, a)
         return weights
 
     def traced(wanted: Sequence[bool] | None) -> tuple[Any, list[Any]]:
@@ -154,38 +154,38 @@ tap.defvjp(lambda y, zeros: (y, None), lambda _, dy: (dy, dy))
 def _scan(
     taps: Taps,
     return_carries: bool,
-    params: CellParams,
+    params: AnyCell,
     U: Weights,
     carry: Carry,
     a: Array,
-    marks: Marks,
+    masks: StepMasks,
     zeros: Sequence[Array] | None = None,
 ) -> tuple[tuple[Tree, Carry], list[Array] | None]:
     """Return the outputs of every step and the last carry; and the factors of tapped products."""
     weights = rounded_inside(params)
-    dropping = IN_ROWS.dropping(marks.product)
+    masked_layout = IN_ROWS.with_dropout(masks.recurrent)
 
     def step(carry: Carry, inputs: Tree) -> tuple[Carry, Tree]:
         a, marks_now, zeros = inputs
         factors: list[Array] = []
         is_tapped = iter(taps)
 
-        def product(weights: Array, h: Array) -> Array:
+        def tapped_matmul(weights: Array, h: Array) -> Array:
             if next(is_tapped, None) is None:
-                return IN_ROWS.product(weights, h)
+                return IN_ROWS.matmul(weights, h)
             i = len(factors)
             factors.append(h)
-            y = IN_ROWS.product(U[i], h)
+            y = IN_ROWS.matmul(U[i], h)
             return y if zeros is None else tap(y, zeros[i])
 
         def equations(carry: Carry) -> tuple[Carry, list[Array]]:
-            return weights().step(dropping._replace(product=product), carry, a), factors
+            return weights().step(masked_layout._replace(matmul=tapped_matmul), carry, a), factors
 
-        carry, _, factors = advance(IN_ROWS, equations, carry, marks.at(marks_now))
+        carry, _, factors = advance(IN_ROWS, equations, carry, masks.at(marks_now))
         outputs = carry if return_carries else hidden(carry)
         return carry, (outputs, None if zeros is None else factors)
 
-    carry, (outputs, factors) = jax.lax.scan(step, carry, (a, marks.each_step(), zeros))
+    carry, (outputs, factors) = jax.lax.scan(step, carry, (a, masks.each_step(), zeros))
     return (outputs, carry), factors
 
 
@@ -193,45 +193,47 @@ def _scan(
 def _tapped(
     taps: Taps,
     return_carries: bool,
-    params: CellParams,
+    params: AnyCell,
     U: Weights,
     carry: Carry,
     a: Array,
-    marks: Marks,
+    masks: StepMasks,
 ) -> tuple[Tree, Carry]:
-    return _scan(taps, return_carries, params, U, carry, a, marks)[0]
+    return _scan(taps, return_carries, params, U, carry, a, masks)[0]
 
 
 def _forward(
     taps: Taps,
     return_carries: bool,
-    params: CellParams,
+    params: AnyCell,
     U: Weights,
     carry: Carry,
     a: Array,
-    marks: Marks,
+    masks: StepMasks,
 ) -> tuple[tuple[Tree, Carry], Tree]:
     T = a.shape[0]
     zeros = [jnp.zeros((T, *like.shape), like.dtype) for like in taps if like is not None]
     zeros, _ = vary_alike((zeros, a))
 
     def run(
-        params: CellParams, carry: Carry, a: Array, initial: Tree, zeros: Sequence[Array]
+        params: AnyCell, carry: Carry, a: Array, reset_carry: Tree, zeros: Sequence[Array]
     ) -> tuple[tuple[Tree, Carry], list[Array] | None]:
-        starts = marks._replace(initial=initial)
+        starts = masks._replace(reset_carry=reset_carry)
         return _scan(taps, return_carries, params, U, carry, a, starts, zeros)
 
-    results, pull_back, factors = jax.vjp(run, params, carry, a, marks.initial, zeros, has_aux=True)
+    results, pull_back, factors = jax.vjp(
+        run, params, carry, a, masks.reset_carry, zeros, has_aux=True
+    )
     return results, (U, pull_back, factors)
 
 
 def _backward(
     taps: Taps, return_carries: bool, residuals: Tree, d_results: tuple[Tree, Carry]
-) -> tuple[CellParams, Weights, Carry, Array, Marks]:
+) -> tuple[AnyCell, Weights, Carry, Array, StepMasks]:
     U, pull_back, factors = residuals
-    d_params, d_carry, da, d_initial, dy = pull_back(d_results)
-    dU = tuple(map(gradient_of, U, factors, dy))
-    return d_params, dU, d_carry, da, Marks(initial=d_initial)
+    d_params, d_carry, da, d_reset_carry, dy = pull_back(d_results)
+    dU = tuple(map(weight_gradient, U, factors, dy))
+    return d_params, dU, d_carry, da, StepMasks(reset_carry=d_reset_carry)
 
 
 _tapped.defvjp(_forward, _backward)

@@ -12,11 +12,11 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, UInt32
 
 from jaxgru.cells.carry import Carry, Size, Tree
-from jaxgru.cells.contract import CellParams, starts_at_zero
+from jaxgru.cells.contract import AnyCell, starts_at_zero
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.marks import Marks
-from jaxgru.cells.products import Lookup, of_steps
+from jaxgru.cells.products import Lookup, map_steps
 from jaxgru.cells.promotion import in_dtypes_of
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts, in_rows, seeded
 from jaxgru.layers.implementations import StackOptions, run_stack
@@ -39,13 +39,13 @@ class Start(NamedTuple):
 
 
 def start_of(
-    stack: Sequence[CellParams],
+    stack: Sequence[AnyCell],
     is_single: bool,
     sequences: Sequences,
     carry: Tree,
-    initial: Tree,
+    reset_carry: Tree,
 ) -> Start:
-    """Return where layers start, given what a user passes for the carry and `initial`."""
+    """Return where layers start, given what a user passes for the carry and `reset_carry`."""
     batch = sequences.batch
     rows = sequences.rows
     other = sequences.other_order()
@@ -53,8 +53,8 @@ def start_of(
     start = None
     if carry is not None:
         start = validate.as_carry(carry, like, is_single, batch, rows, other)
-    if initial is not None:
-        of_reset = validate.as_initial(initial, like, is_single, start, batch, rows, other)
+    if reset_carry is not None:
+        of_reset = validate.as_reset_carry(reset_carry, like, is_single, start, batch, rows, other)
         return Start(start or of_reset, of_reset)
     of_cells = zero_carries(stack, rows)
     start = start or of_cells
@@ -67,7 +67,7 @@ def start_of(
     return Start(start, tuple(of_reset))
 
 
-def zero_carries(stack: Sequence[CellParams], batch: tuple[Size, ...]) -> tuple[Tree, ...]:
+def zero_carries(stack: Sequence[AnyCell], batch: tuple[Size, ...]) -> tuple[Tree, ...]:
     """Return the carry before the first step of each layer, with these batch axes."""
     carries = tuple(layer.zero_carry(math.prod(batch)) for layer in stack)
     carries = jax.tree.map(validate.strongly_typed, carries)
@@ -79,7 +79,7 @@ def zero_carries(stack: Sequence[CellParams], batch: tuple[Size, ...]) -> tuple[
 def run_direction(
     options: Options,
     is_residual: bool,
-    stack: Sequence[CellParams],
+    stack: Sequence[AnyCell],
     sequences: Sequences,
     start: Start,
     dropout: Dropouts,
@@ -99,7 +99,7 @@ def run_direction(
         carry: Carries,
         of_reset: Resets,
         row: UInt32[Array, "B"] | None,
-        stack: Sequence[CellParams],
+        stack: Sequence[AnyCell],
         dropout: Dropouts,
     ) -> tuple[Array, Carries, Tree]:
         start = Start(carry, of_reset)
@@ -111,11 +111,11 @@ def run_direction(
     axes = tuple(range(1, 1 + len(rows)))
     run_all = over_batch_axes(run, x, rows)
     run_all = sharded_by_xla(run_all, x, (0, *axes, None), axes, (0, *axes))
-    inputs = x, sequences.reset, sequences.real, sequences.mask
+    inputs = x, sequences.reset, sequences.valid, sequences.mask
     return run_all(inputs, start.carry, start.of_reset, row, stack, dropout)
 
 
-def _in_dtype_of(stack: Sequence[CellParams], x: Array | Lookup) -> Array | Lookup:
+def _in_dtype_of(stack: Sequence[AnyCell], x: Array | Lookup) -> Array | Lookup:
     """Return the input in the dtype of the first layer."""
     dtype = jax.tree.leaves(validate.carry_like(stack, 1))[0].dtype
     if isinstance(x, Lookup):
@@ -126,10 +126,10 @@ def _in_dtype_of(stack: Sequence[CellParams], x: Array | Lookup) -> Array | Look
 def _run_rows(
     options: Options,
     is_residual: bool,
-    stack: Sequence[CellParams],
+    stack: Sequence[AnyCell],
     x: Array | Lookup,
     reset: Array | None,
-    real: Array | None,
+    valid: Array | None,
     mask: Array | None,
     start: Start,
     dropout: Dropouts,
@@ -138,27 +138,30 @@ def _run_rows(
     T, B = x.shape[:2]
     reverse = options.reverse
     if reverse:
-        x = of_steps(lambda a: a[::-1], x)
+        x = map_steps(lambda a: a[::-1], x)
         reset = None if reset is None else validate.in_reading_order(reset, mask)
     no_resets: Resets = (None,) * len(stack)
     of_reset = no_resets if reset is None else start.of_reset
-    marks = [Marks(reset, of_layer, real) for of_layer in of_reset]
+    flags = [StepMasks(reset, of_layer, valid) for of_layer in of_reset]
     if reverse:
-        marks = [of_layer.reversed() for of_layer in marks]
+        flags = [of_layer.reversed() for of_layer in flags]
 
     of_stack = StackOptions(options.implementation, options.return_carries, is_residual)
-    carry = without_unread(stack, marks[0], start.carry)
+    carry = without_unread(stack, flags[0], start.carry)
     if options.remat:
         seeds = seeded(dropout, stack)
-        y, last, each = run_in_segments(of_stack, reverse, stack, x, carry, marks, seeds)
+        y, last, each = run_in_segments(of_stack, reverse, stack, x, carry, flags, seeds)
     else:
-        masks = dropout_masks(stack, dropout, B, T, reverse)
-        marks = [masked.marked(m) for masked, m in zip(masks, marks, strict=True)]
-        y, last, each = run_stack(of_stack, stack, x, carry, marks)
-    last, each = with_unread(marks[0], start.carry, last, each)
+        of_dropout = dropout_masks(stack, dropout, B, T, reverse)
+        masks = [
+            of_layer.with_flags_of(flags_of_layer)
+            for of_layer, flags_of_layer in zip(of_dropout, flags, strict=True)
+        ]
+        y, last, each = run_stack(of_stack, stack, x, carry, masks)
+    last, each = with_unread(flags[0], start.carry, last, each)
 
     if reverse:
         y, each = jax.tree.map(lambda h: h[::-1], (y, each))
-    if real is not None:
-        y = IN_ROWS.choose(real, y)
+    if valid is not None:
+        y = IN_ROWS.choose(valid, y)
     return y, last, each

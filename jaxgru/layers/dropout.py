@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from jaxgru.cells.carry import AnyArray, Tree
-from jaxgru.cells.contract import CellParams
+from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_one_of, check_whole
 from jaxgru.printing import shown, type_name
@@ -234,12 +234,12 @@ def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     ]
 
 
-def seeded(dropout: Dropouts, layers: Sequence[CellParams]) -> list[Dropout]:
+def seeded(dropout: Dropouts, layers: Sequence[AnyCell]) -> list[Dropout]:
     """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds."""
     return [_in_32_bits(item).replace(key=seeds_of(item, layers)) for item in each(dropout)]
 
 
-def seeds_of(dropout: Dropout, layers: Sequence[CellParams]) -> Seeds:
+def seeds_of(dropout: Dropout, layers: Sequence[AnyCell]) -> Seeds:
     """Return the seeds of a dropout, from its key unless it has them."""
     if isinstance(dropout.key, Seeds):
         return dropout.key
@@ -271,8 +271,8 @@ def has_mask(site: str, i: int, L: int) -> bool:
 
 
 def field_of(site: str) -> str:
-    """Return the field of a layer's `Marks` that has the masks of a site."""
-    return "output" if site == "between" else site
+    """Return the field of a layer's `StepMasks` that has the masks of a site."""
+    return {"between": "output", "state": "hidden"}.get(site, site)
 
 
 def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
@@ -282,9 +282,10 @@ def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
         keys_of_directions = _split(item.key, 2)
         for layers, key in zip(directions, keys_of_directions, strict=True):
             keys_of_layers = _split(key, L)
+            site = "output" if item.site == "between" else item.site
             for i, key_of_layer in enumerate(keys_of_layers):
                 if has_mask(item.site, i, L):
-                    layers[i].append(item.replace(key=key_of_layer, site=field_of(item.site)))
+                    layers[i].append(item.replace(key=key_of_layer, site=site))
     return directions
 
 

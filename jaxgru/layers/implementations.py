@@ -1,6 +1,6 @@
 """Who computes a stack of layers over time. Inside, arrays are time-major, and one layer is
 
-    unroll_layer(params, carry, x, marks) -> (h' of every step (T, B, H), carry)
+    unroll_layer(params, carry, x, masks) -> (h' of every step (T, B, H), carry)
 
 `unroll_autodiff` is the reference. `unroll_layer` computes the same values faster, in two ways. x·W
 of many steps is ONE product before the scan. The backward scan carries only the gradient of the
@@ -9,7 +9,7 @@ is ONE product after the scan. Autodiff would instead add an (H, H) product to a
 each step. See Appleyard et al. 2016 (arXiv 1604.01946), sections 3.2 and 3.4. On a CPU, this is
 done block by block of the steps, so that the arrays stay in the cache.
 
-Weights may be bfloat16 beside biases and states of float32: see `cells.products.dot`.
+Weights may be bfloat16 beside biases and states of float32: see `cells.products.matmul`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgru.cells.carry import Carry, Tree, hidden
-from jaxgru.cells.contract import AnyRecurrence, Cell, CellParams, Weights, one_step, sizes
+from jaxgru.cells.contract import AnyCell, AnyRecurrence, Cell, Weights, one_step, sizes
 from jaxgru.cells.layout import IN_ROWS, PLAIN
-from jaxgru.cells.marks import NO_MARKS, Marks
-from jaxgru.cells.products import Lookup, before_lookup, looked_up
+from jaxgru.cells.products import Lookup, before_lookup, look_up
 from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.cells.step_masks import NO_MASKS, StepMasks
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
 from jaxgru.layers.derived import over_time_by_jax, tapped_products, taps_are_faster
@@ -59,30 +59,30 @@ class StackOptions(NamedTuple):
 
 
 def unroll_autodiff(
-    params: CellParams,
+    params: AnyCell,
     carry: Carry,
     x: Array | Lookup,
-    marks: Marks = NO_MARKS,
+    masks: StepMasks = NO_MASKS,
     return_carries: bool = False,
 ) -> tuple[Tree, Carry]:
     """Compute a layer by its definition: the cell at each step, differentiated by JAX. Slow."""
     weights = rounded_inside(params)
-    layout = PLAIN.dropping(marks.product)
+    layout = PLAIN.with_dropout(masks.recurrent)
 
-    def step(carry: Carry, inputs: tuple[Array, Marks]) -> tuple[Carry, Tree]:
+    def step(carry: Carry, inputs: tuple[Array, StepMasks]) -> tuple[Carry, Tree]:
         x, now = inputs
 
         def equations(carry: Carry) -> tuple[Carry, None]:
             return one_step(weights(), carry, x, layout), None
 
-        after, _, _ = advance(IN_ROWS, equations, carry, marks.at(now))
+        after, _, _ = advance(IN_ROWS, equations, carry, masks.at(now))
         return after, after if return_carries else hidden(after)
 
-    carry, outputs = jax.lax.scan(step, carry, (looked_up(x), marks.each_step()))
+    carry, outputs = jax.lax.scan(step, carry, (look_up(x), masks.each_step()))
     return outputs, carry
 
 
-def check_products(params: CellParams, carry: Carry, a: jax.ShapeDtypeStruct) -> None:
+def check_products(params: AnyCell, carry: Carry, a: jax.ShapeDtypeStruct) -> None:
     """Raise ValueError if a cell has no products of h with weights, which dropout could mask."""
     factors: list[Array] = []
 
@@ -99,14 +99,14 @@ def check_products(params: CellParams, carry: Carry, a: jax.ShapeDtypeStruct) ->
         )
 
 
-def step_input(params: CellParams, carry: Tree) -> jax.ShapeDtypeStruct:
+def step_input(params: AnyCell, carry: Tree) -> jax.ShapeDtypeStruct:
     """Return the shape and the dtype of what a step reads of its input."""
     h = jax.tree.leaves(carry)[0]
     x = jax.ShapeDtypeStruct((h.shape[0], sizes(params)[0]), h.dtype)
     return jax.eval_shape(lambda params, x: params.inputs(x).astype(x.dtype), params, x)
 
 
-def which_gradient(layer: CellParams) -> str:
+def which_gradient(layer: AnyCell) -> str:
     """Say how `unroll` computes the gradient of a layer, for somebody who writes a cell.
 
     Returns:
@@ -121,9 +121,9 @@ def which_gradient(layer: CellParams) -> str:
     if not isinstance(cast(object, layer), Cell):
         raise ValueError(f"the layer is {type_name(layer)}; it must be a single layer.")
     check_stack([layer], sizes(layer)[0])
-    if layer.by_hand():
+    if layer.custom_gradient():
         return "written by hand"
-    if type(layer).all_steps is not Cell.all_steps:
+    if type(layer).parallel is not Cell.parallel:
         return "of all steps at once"
     carry = jax.eval_shape(lambda layer: layer.zero_carry(1), layer)
     products = tapped_products(layer, carry, step_input(layer, carry))
@@ -131,10 +131,10 @@ def which_gradient(layer: CellParams) -> str:
 
 
 def unroll_layer(
-    params: CellParams,
+    params: AnyCell,
     carry: Carry,
     x: Array | Lookup,
-    marks: Marks = NO_MARKS,
+    masks: StepMasks = NO_MASKS,
     implementation: str = "auto",
     return_carries: bool = False,
 ) -> tuple[Tree, Carry]:
@@ -144,7 +144,7 @@ def unroll_layer(
       params: one layer's parameters.
       carry: the state before the first step.
       x: the layer's input (T, B, E).
-      marks: dropout, zoneout, resets and padding.
+      masks: dropout, zoneout, resets and padding.
       implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
       return_carries: return the whole carry of every step, not only h.
 
@@ -152,41 +152,41 @@ def unroll_layer(
       The (masked) h' of every step, or the carry of every step; and the carry after the last one.
     """
     check_features(x.shape[-1], sizes(params)[0])
-    if marks.product.keep is not None:
+    if masks.recurrent.keep is not None:
         check_products(params, carry, step_input(params, carry))
     if implementation == "autodiff":
-        return unroll_autodiff(params, carry, x, marks, return_carries)
-    if can_run_at_once(params, marks, return_carries):
-        results = params.all_steps(carry, x, marks)
+        return unroll_autodiff(params, carry, x, masks, return_carries)
+    if can_run_at_once(params, masks, return_carries):
+        results = params.parallel(carry, x, masks)
         if results is not None:
             return results
-    by_hand = params.by_hand()
-    if by_hand is not None:
-        return unroll_by_hand(by_hand, params, carry, x, marks, return_carries)
+    custom_gradient = params.custom_gradient()
+    if custom_gradient is not None:
+        return unroll_by_hand(custom_gradient, params, carry, x, masks, return_carries)
     if implementation == "auto" and not taps_are_faster(x.shape[1], *sizes(params)):
-        return unroll_autodiff(params, carry, x, marks, return_carries)
+        return unroll_autodiff(params, carry, x, masks, return_carries)
     inputs, steps = before_lookup(params.inputs, x)
-    return over_time_by_jax(params, carry, inputs(steps), marks, return_carries)
+    return over_time_by_jax(params, carry, inputs(steps), masks, return_carries)
 
 
-def can_run_at_once(params: CellParams, marks: Marks, return_carries: bool) -> bool:
-    """Return whether a cell's `all_steps`, if it has one, can apply these marks."""
-    if marks.update is not None or marks.product.keep is not None:
+def can_run_at_once(params: AnyCell, masks: StepMasks, return_carries: bool) -> bool:
+    """Return whether a cell's `parallel`, if it has one, can apply these masks."""
+    if masks.zoneout is not None or masks.recurrent.keep is not None:
         return False
-    is_marked = marks.reset is not None or marks.real is not None
-    return params.every_mark or not (is_marked or return_carries)
+    is_marked = masks.reset is not None or masks.valid is not None
+    return params.parallel_masks or not (is_marked or return_carries)
 
 
 def unroll_by_hand(
-    by_hand: tuple[AnyRecurrence, Weights],
-    params: CellParams,
+    custom_gradient: tuple[AnyRecurrence, Weights],
+    params: AnyCell,
     carry: Carry,
     x: Array | Lookup,
-    marks: Marks,
+    masks: StepMasks,
     return_carries: bool,
 ) -> tuple[Tree, Carry]:
     """Compute `unroll_layer` with a gradient that is written by hand, in blocks of the steps."""
-    recurrence, U = by_hand
+    recurrence, U = custom_gradient
     T, B = x.shape[:2]
     _, H = sizes(params)
     inputs, steps = before_lookup(params.inputs, x)
@@ -198,14 +198,14 @@ def unroll_by_hand(
     beyond = 0 if length == T else -T % length
     every_carry = return_carries or beyond > 0
 
-    def run(carry: Carry, block: tuple[Array, Marks]) -> tuple[Carry, Tree]:
+    def run(carry: Carry, block: tuple[Array, StepMasks]) -> tuple[Carry, Tree]:
         """Compute some of the steps."""
         steps, now = block
         a = inputs(steps)
-        outputs, carry = over_time(recurrence, U, carry, a, marks.at(now), every_carry)
+        outputs, carry = over_time(recurrence, U, carry, a, masks.at(now), every_carry)
         return carry, outputs
 
-    blocks = jax.tree.map(partial(repeat_last, beyond), (steps, marks.each_step()))
+    blocks = jax.tree.map(partial(repeat_last, beyond), (steps, masks.each_step()))
     carry, outputs = in_blocks(run, carry, blocks, length)
     if beyond:
         outputs = jax.tree.map(lambda h: h[:T], outputs)
@@ -236,30 +236,30 @@ def forward_mode_explained() -> Generator[None]:
 
 def run_stack(
     options: StackOptions,
-    layers: Sequence[CellParams],
+    layers: Sequence[AnyCell],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    marks: Sequence[Marks],
+    masks: Sequence[StepMasks],
 ) -> tuple[Array, tuple[Carry, ...], tuple[Tree, ...] | None]:
     """Compute a stack of layers: the output, the last carries, and the carries of every step."""
     implementation, return_carries, is_residual = options
-    layers, x, carry, marks = vary_alike((layers, x, carry, marks))
-    inputs = marks[0].input(looked_up(x)) if marks[0].input.keep is not None else x
+    layers, x, carry, masks = vary_alike((layers, x, carry, masks))
+    inputs = masks[0].input(look_up(x)) if masks[0].input.keep is not None else x
     if implementation == "wavefront" and not (return_carries or is_residual):
-        by_hand = [layer.by_hand() for layer in layers]
-        if wavefront.supports(layers, by_hand, inputs, carry, marks):
-            return *wavefront.unroll_stack(layers, by_hand, inputs, carry, marks), None
+        custom_gradient = [layer.custom_gradient() for layer in layers]
+        if wavefront.supports(layers, custom_gradient, inputs, carry, masks):
+            return *wavefront.unroll_stack(layers, custom_gradient, inputs, carry, masks), None
     ends: list[Carry] = []
     each: list[Tree] = []
-    for i, (layer, c, of_layer) in enumerate(zip(layers, carry, marks, strict=True)):
+    for i, (layer, c, of_layer) in enumerate(zip(layers, carry, masks, strict=True)):
         if i and not isinstance(inputs, Lookup):
             inputs = inputs.astype(hidden(c).dtype)  # layers can have different dtypes
         outputs, c = unroll_layer(layer, c, inputs, of_layer, implementation, return_carries)
         h = of_layer.output(hidden(outputs))
-        inputs = plus_input(h, looked_up(inputs)) if is_residual and i else h
+        inputs = plus_input(h, look_up(inputs)) if is_residual and i else h
         ends.append(c)
         each.append(outputs)
-    return looked_up(inputs), tuple(ends), tuple(each) if return_carries else None
+    return look_up(inputs), tuple(ends), tuple(each) if return_carries else None
 
 
 def plus_input(h: Float[Array, "*n H"], x: Float[Array, "*n H"]) -> Float[Array, "*n H"]:

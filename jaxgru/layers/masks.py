@@ -12,8 +12,8 @@ from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, UInt32
 
 from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.contract import CellParams, sizes
-from jaxgru.cells.marks import NO_MARKS, Marks, Mask
+from jaxgru.cells.contract import AnyCell, sizes
+from jaxgru.cells.step_masks import NO_MASKS, Mask, StepMasks
 from jaxgru.layers.dropout import (
     Dropout,
     Dropouts,
@@ -30,19 +30,19 @@ from jaxgru.printing import counted
 
 
 def dropout_masks(
-    layers: Sequence[CellParams],
+    layers: Sequence[AnyCell],
     dropout: Dropouts,
     batch_size: Size,
     num_steps: Size,
     reverse: bool = False,
-) -> list[Marks]:
+) -> list[StepMasks]:
     """Draw the masks of each layer; with `reverse`, from the last step to the first.
 
     16 bits are drawn per unit, so the rate is rounded to a multiple of 2⁻¹⁶. The scale 1/(1 − rate)
     uses the rounded rate, so expectations are exact.
     """
     L = len(layers)
-    masks = [NO_MARKS] * L
+    masks = [NO_MASKS] * L
     for item in each(dropout):
         rates = check_rates(item)
         drops_nothing = not isinstance(item.rate, tuple) and rates[0][1] is None
@@ -92,7 +92,7 @@ class _Draw(NamedTuple):
 def _draw(
     dropout: Dropout,
     i: int,
-    layer: CellParams,
+    layer: AnyCell,
     rates: Sequence[ThresholdAndScale],
     seeds: Seeds,
     shape: tuple[Size, Size],
@@ -121,7 +121,7 @@ def _draw(
 
 
 Fields: TypeAlias = dict[str, Tree]
-"""Fields of a layer's `Marks`."""
+"""Fields of a layer's `StepMasks`."""
 
 
 def _each_step(draw: _Draw) -> Fields:
@@ -132,7 +132,7 @@ def _variational(draw: _Draw) -> Fields:
     T, B = draw.shape
     keep = draw._replace(shape=(1, B), first_step=jnp.uint32(0)).keep(draw.units)
     if draw.site == "state":
-        return {"product": draw.mask(keep[0])}
+        return {"recurrent": draw.mask(keep[0])}
     at_every_step = jnp.broadcast_to(keep, (T, *keep.shape[1:]))
     return {field_of(draw.site): draw.mask(at_every_step)}
 
@@ -140,11 +140,11 @@ def _variational(draw: _Draw) -> Fields:
 def _zoneout(draw: _Draw) -> Fields:
     """Return which units of a carry are updated; without a key, the share of the new values."""
     parts, structure = jax.tree.flatten(draw.carry)
-    updates = [_update(draw, i, part) for i, part in enumerate(parts)]
-    return {"update": jax.tree.unflatten(structure, updates)}
+    updated = [_updated_units(draw, i, part) for i, part in enumerate(parts)]
+    return {"zoneout": jax.tree.unflatten(structure, updated)}
 
 
-def _update(draw: _Draw, i: int, part: jax.ShapeDtypeStruct) -> Array:
+def _updated_units(draw: _Draw, i: int, part: jax.ShapeDtypeStruct) -> Array:
     """Return which units of a part of the carry are updated; of whole numbers, all."""
     _, scale = draw.rates[i]
     shape = draw.shape[0], *part.shape
@@ -152,11 +152,11 @@ def _update(draw: _Draw, i: int, part: jax.ShapeDtypeStruct) -> Array:
         return jnp.ones(shape, bool)
     if draw.seed is None:
         return jnp.broadcast_to(jnp.asarray(1 / scale, part.dtype), shape)
-    update = draw.keep(math.prod(part.shape[1:]), i).reshape(shape)
+    kept = draw.keep(math.prod(part.shape[1:]), i).reshape(shape)
     if not isinstance(scale, Array):
-        return update
+        return kept
     # A traced rate that is out of range gives NaN
-    return jnp.where(jnp.isnan(scale), scale, update.astype(scale.dtype))
+    return jnp.where(jnp.isnan(scale), scale, kept.astype(scale.dtype))
 
 
 DRAWN: dict[str, Callable[[_Draw], Fields]] = {

@@ -17,11 +17,11 @@ from jaxtyping import Array
 from jaxgru.cells.carry import C, Carry, Size, Tree, besides_hidden, hidden, with_hidden
 from jaxgru.cells.contract import AnyRecurrence, Recurrence, Weights
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
-from jaxgru.cells.marks import NO_MARKS, Marks, before_each, mixed
+from jaxgru.cells.step_masks import NO_MASKS, StepMasks, before_each, mixed
 
 S = TypeVar("S")
 T = TypeVar("T")
-Residuals: TypeAlias = tuple[Weights, Carry, Array, Tree, Marks]
+Stored: TypeAlias = tuple[Weights, Carry, Array, Tree, StepMasks]
 
 
 def training_layout(B: Size, H: int) -> Layout:
@@ -44,36 +44,36 @@ def training_layout(B: Size, H: int) -> Layout:
     return IN_COLUMNS if is_known and H >= 768 and 4 <= B <= 32 else IN_ROWS
 
 
-def turned_marks(layout: Layout, marks: Marks) -> Marks:
-    """Return the marks with the arrays that have units in a layout."""
-    state = marks.state._replace(keep=layout.turned(marks.state.keep))
-    update, initial = layout.turned((marks.update, marks.initial))
-    return marks._replace(state=state, update=update, initial=initial)
+def transpose_masks(layout: Layout, masks: StepMasks) -> StepMasks:
+    """Return the masks with the arrays that have units in a layout."""
+    hidden = masks.hidden._replace(keep=layout.transpose(masks.hidden.keep))
+    zoneout, reset_carry = layout.transpose((masks.zoneout, masks.reset_carry))
+    return masks._replace(hidden=hidden, zoneout=zoneout, reset_carry=reset_carry)
 
 
 def advance(
-    layout: Layout, equations: Callable[[C], tuple[C, S]], carry: C, now: Marks
+    layout: Layout, equations: Callable[[C], tuple[C, S]], carry: C, now: StepMasks
 ) -> tuple[C, C, S]:
     """Compute one step with its reset, dropout, zoneout and padding.
 
     Args:
-      equations: carry → the next carry, and what to save.
-      now: the marks of the step.
+      equations: carry → the next carry, and the residuals of the step.
+      now: the masks of the step.
 
     Returns:
-      The next carry; what it is without zoneout and padding; and what the equations save.
+      The next carry; what it is without zoneout and padding; and the equations' residuals.
     """
     before = carry
     if now.reset is not None:
-        before = layout.choose(~now.reset, carry, now.initial)
-    new, saved = equations(before)
-    new = with_hidden(new, now.state(hidden(new)))
+        before = layout.choose(~now.reset, carry, now.reset_carry)
+    new, residuals = equations(before)
+    new = with_hidden(new, now.hidden(hidden(new)))
     after = new
-    if now.update is not None:
-        after = jax.tree.map(mixed, now.update, new, before)
-    if now.real is not None:
-        after = layout.choose(now.real, after, before)
-    return after, new, saved
+    if now.zoneout is not None:
+        after = jax.tree.map(mixed, now.zoneout, new, before)
+    if now.valid is not None:
+        after = layout.choose(now.valid, after, before)
+    return after, new, residuals
 
 
 def over_time(
@@ -81,7 +81,7 @@ def over_time(
     U: Weights,
     carry: C,
     a: Array,
-    marks: Marks = NO_MARKS,
+    masks: StepMasks = NO_MASKS,
     return_carries: bool = False,
 ) -> tuple[Tree, C]:
     """Run a recurrence over all steps, with its own gradient.
@@ -92,7 +92,7 @@ def over_time(
     Args:
       carry: the state before the first step.
       a: (T, B, …), what each step reads of its input.
-      marks: of these, only `initial` is differentiated.
+      masks: of these, only `reset_carry` is differentiated.
       return_carries: return the whole carry of every step, not only h.
 
     Returns:
@@ -103,8 +103,10 @@ def over_time(
     dtype = hidden(carry).dtype
     U = vectors_in(dtype, U)
     a = a.astype(dtype)
-    initial = jax.tree.map(lambda leaf: leaf.astype(dtype), marks.initial)
-    return _over_time(recurrence, return_carries, U, carry, a, marks._replace(initial=initial))
+    reset_carry = jax.tree.map(lambda leaf: leaf.astype(dtype), masks.reset_carry)
+    return _over_time(
+        recurrence, return_carries, U, carry, a, masks._replace(reset_carry=reset_carry)
+    )
 
 
 def vectors_in(dtype: DTypeLike, weights: T) -> T:
@@ -119,12 +121,12 @@ def _over_time(
     U: Weights,
     carry: Carry,
     a: Array,
-    marks: Marks,
+    masks: StepMasks,
 ) -> tuple[Tree, Carry]:
     # XLA vectorizes the gates only if each is an array of its own: with the reset gate after the
     # product, H = 128 and B = 16, a step then takes 21 µs instead of 50
     gates = IN_ROWS.split(a, recurrence.num_gates)
-    return _scan(IN_ROWS, recurrence, return_carries, U, carry, gates, marks)[:2]
+    return _scan(IN_ROWS, recurrence, return_carries, U, carry, gates, masks)[:2]
 
 
 def _forward(
@@ -133,13 +135,13 @@ def _forward(
     U: Weights,
     carry: Carry,
     a: Array,
-    marks: Marks,
-) -> tuple[tuple[Tree, Carry], Residuals]:
+    masks: StepMasks,
+) -> tuple[tuple[Tree, Carry], Stored]:
     layout = training_layout(*hidden(carry).shape)
-    outputs, last, saved = _scan(
-        layout, recurrence, return_carries, U, carry, [a], marks, save=True
+    outputs, last, residuals = _scan(
+        layout, recurrence, return_carries, U, carry, [a], masks, save=True
     )
-    return (outputs, last), (U, carry, hidden(outputs), saved, marks)
+    return (outputs, last), (U, carry, hidden(outputs), residuals, masks)
 
 
 def _scan(
@@ -149,7 +151,7 @@ def _scan(
     U: Weights,
     carry: Carry,
     parts: list[Array],
-    marks: Marks,
+    masks: StepMasks,
     save: bool = False,
 ) -> tuple[Tree, Carry, Tree]:
     """Return the output of every step and the last carry, in rows; and what the gradient needs.
@@ -157,86 +159,88 @@ def _scan(
     The latter is in the layout: the carry after every step, without h, and before zoneout if there
     is any; and what the steps save.
     """
-    dropping = layout.dropping(marks.product)
+    masked_layout = layout.with_dropout(masks.recurrent)
     U = layout.weights(U)
-    marks = turned_marks(layout, marks)
+    masks = transpose_masks(layout, masks)
     gates_per_part = recurrence.num_gates // len(parts)
 
-    def step(carry: Carry, inputs: tuple[list[Array], Marks]) -> tuple[Carry, Tree]:
+    def step(carry: Carry, inputs: tuple[list[Array], StepMasks]) -> tuple[Carry, Tree]:
         parts, now = inputs
         gates: list[Array] = []
         for part in parts:
-            gates += layout.split(layout.turn(part), gates_per_part)
+            gates += layout.split(layout.transpose(part), gates_per_part)
 
         def equations(carry: Carry) -> tuple[Carry, Weights]:
-            return recurrence.step(dropping, U, carry, gates)
+            return recurrence.step(masked_layout, U, carry, gates)
 
-        after, new, saved = advance(layout, equations, carry, marks.at(now))
-        outputs = layout.turned(after if return_carries else hidden(after))
+        after, new, residuals = advance(layout, equations, carry, masks.at(now))
+        outputs = layout.transpose(after if return_carries else hidden(after))
         if not save:
             return after, (outputs, None)
-        others_before_zoneout = None if marks.update is None else besides_hidden(new)
-        return after, (outputs, (besides_hidden(after), others_before_zoneout, saved))
+        others_before_zoneout = None if masks.zoneout is None else besides_hidden(new)
+        return after, (outputs, (besides_hidden(after), others_before_zoneout, residuals))
 
-    inputs = parts, marks.each_step()
-    last, (outputs, saved) = jax.lax.scan(step, layout.turned(carry), inputs)
-    return outputs, layout.turned(last), saved
+    inputs = parts, masks.each_step()
+    last, (outputs, residuals) = jax.lax.scan(step, layout.transpose(carry), inputs)
+    return outputs, layout.transpose(last), residuals
 
 
 def _backward(
     recurrence: AnyRecurrence,
     return_carries: bool,
-    residuals: Residuals,
+    stored: Stored,
     cotangents: tuple[Tree, Carry],
-) -> tuple[Weights, Carry, Array, Marks]:
-    U, first, h, saved, marks = residuals
+) -> tuple[Weights, Carry, Array, StepMasks]:
+    U, first, h, residuals, masks = stored
     layout = training_layout(*h.shape[1:])
-    dropping = layout.dropping(marks.product)
-    in_layout = turned_marks(layout, marks)
-    transposed_U = layout.weights(transposed(U))
-    before, after, residuals_of_step = _states(layout, in_layout, first, h, saved)
+    masked_layout = layout.with_dropout(masks.recurrent)
+    in_layout = transpose_masks(layout, masks)
+    transposed_U = layout.weights(transpose_matrices(U))
+    before, after, step_residuals = _states(layout, in_layout, first, h, residuals)
 
     def step(gradients: Tree, inputs: Tree) -> tuple[Tree, Weights]:
-        d_carry, d_initial = gradients
+        d_carry, d_reset_carry = gradients
         d_output, states, now = inputs
         now = in_layout.at(now)
         d_carry = plus_output(d_carry, d_output, return_carries)
         d_after, d_kept = undo_padding(layout, now, d_carry)
         d_new, d_old = undo_zoneout(now, d_after)
-        d_new = with_hidden(d_new, now.state(hidden(d_new)))
-        d_before, kept = recurrence.step_gradient(dropping, transposed_U, d_new, *states)
+        d_new = with_hidden(d_new, now.hidden(hidden(d_new)))
+        d_before, backward_residuals = recurrence.step_gradient(
+            masked_layout, transposed_U, d_new, *states
+        )
         d_before = added(d_before, d_old, d_kept)
-        return undo_reset(layout, now, d_before, d_initial), kept
+        return undo_reset(layout, now, d_before, d_reset_carry), backward_residuals
 
-    d_outputs, d_last = layout.turned(cotangents)
-    start = d_last, jax.tree.map(jnp.zeros_like, in_layout.initial)
-    states = before, after, residuals_of_step
+    d_outputs, d_last = layout.transpose(cotangents)
+    start = d_last, jax.tree.map(jnp.zeros_like, in_layout.reset_carry)
+    states = before, after, step_residuals
     inputs = d_outputs, states, in_layout.each_step()
-    gradients, kept = jax.lax.scan(step, start, inputs, reverse=True)
+    gradients, backward_residuals = jax.lax.scan(step, start, inputs, reverse=True)
 
-    d_carry, d_initial = layout.turned(gradients)
-    in_rows = IN_ROWS.dropping(marks.product)
-    dU, da = recurrence.gradients(in_rows, U, *layout.turned((*states, kept)))
-    return dU, d_carry, da, Marks(initial=d_initial)
+    d_carry, d_reset_carry = layout.transpose(gradients)
+    in_rows = IN_ROWS.with_dropout(masks.recurrent)
+    dU, da = recurrence.gradients(in_rows, U, *layout.transpose((*states, backward_residuals)))
+    return dU, d_carry, da, StepMasks(reset_carry=d_reset_carry)
 
 
 def _states(
-    layout: Layout, marks: Marks, first: Carry, h: Array, saved: Tree
+    layout: Layout, masks: StepMasks, first: Carry, h: Array, residuals: Tree
 ) -> tuple[Tree, Tree, Weights]:
     """Return the carry before and after each step, as the equations saw them, and their residuals.
 
     Args:
-      marks: in the layout; the other arguments are as `_forward` stored them.
+      masks: in the layout; the other arguments are as `_forward` stored them.
     """
-    others, others_before_zoneout, residuals = saved
-    first = layout.turned(first)
-    after = with_hidden(first, layout.turn(h), others)
+    others, others_before_zoneout, step_residuals = residuals
+    first = layout.transpose(first)
+    after = with_hidden(first, layout.transpose(h), others)
     before = jax.tree.map(before_each, first, after)
-    if marks.reset is not None:
-        before = layout.choose(~marks.reset, before, marks.initial)
+    if masks.reset is not None:
+        before = layout.choose(~masks.reset, before, masks.reset_carry)
     if others_before_zoneout is not None:
         after = with_hidden(after, hidden(after), others_before_zoneout)
-    return before, after, residuals
+    return before, after, step_residuals
 
 
 # `advance` applies a reset, the equations, zoneout and padding, in this order. These undo them.
@@ -249,29 +253,33 @@ def plus_output(d_carry: Carry, d_output: Tree, whole_carry: bool) -> Carry:
     return with_hidden(d_carry, hidden(d_carry) + d_output)
 
 
-def undo_padding(layout: Layout, now: Marks, d_carry: Carry) -> tuple[Carry, Carry | None]:
+def undo_padding(layout: Layout, now: StepMasks, d_carry: Carry) -> tuple[Carry, Carry | None]:
     """Return the gradients of the carry after a step that was taken, and of one that was kept."""
-    if now.real is None:
+    if now.valid is None:
         return d_carry, None
-    return layout.choose(now.real, d_carry), layout.choose(~now.real, d_carry)
+    return layout.choose(now.valid, d_carry), layout.choose(~now.valid, d_carry)
 
 
-def undo_zoneout(now: Marks, d_after: Carry) -> tuple[Carry, Carry | None]:
+def undo_zoneout(now: StepMasks, d_after: Carry) -> tuple[Carry, Carry | None]:
     """Return the gradients of the new values, and of the old values that zoneout kept."""
-    if now.update is None:
+    if now.zoneout is None:
         return d_after, None
-    d_new = jax.tree.map(lambda update, d: mixed(update, d, 0), now.update, d_after)
-    d_old = jax.tree.map(lambda update, d: mixed(update, jnp.zeros_like(d), d), now.update, d_after)
+    d_new = jax.tree.map(lambda zoneout, d: mixed(zoneout, d, 0), now.zoneout, d_after)
+    d_old = jax.tree.map(
+        lambda zoneout, d: mixed(zoneout, jnp.zeros_like(d), d), now.zoneout, d_after
+    )
     return d_new, d_old
 
 
-def undo_reset(layout: Layout, now: Marks, d_before: Carry, d_initial: Tree) -> tuple[Carry, Tree]:
+def undo_reset(
+    layout: Layout, now: StepMasks, d_before: Carry, d_reset_carry: Tree
+) -> tuple[Carry, Tree]:
     """Return the gradients of the carry that a reset replaced, and of what it was set to."""
     if now.reset is None:
-        return d_before, d_initial
-    if d_initial is not None:
-        d_initial = added(d_initial, layout.choose(now.reset, d_before))
-    return layout.choose(~now.reset, d_before), d_initial
+        return d_before, d_reset_carry
+    if d_reset_carry is not None:
+        d_reset_carry = added(d_reset_carry, layout.choose(now.reset, d_before))
+    return layout.choose(~now.reset, d_before), d_reset_carry
 
 
 def added(carry: Carry, *others: Carry | None) -> Carry:
@@ -282,7 +290,7 @@ def added(carry: Carry, *others: Carry | None) -> Carry:
     return carry
 
 
-def transposed(U: Weights) -> Weights:
+def transpose_matrices(U: Weights) -> Weights:
     """Return the matrices transposed, and the vectors as they are."""
     return tuple(leaf.mT if leaf.ndim > 1 else leaf for leaf in U)
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgru.cells.carry import Carry, Tree
-from jaxgru.cells.contract import CellParams
-from jaxgru.cells.marks import Marks
+from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers.blocks import in_blocks, nearest_divisor
 from jaxgru.layers.dropout import Dropouts, at_step
 from jaxgru.layers.implementations import StackOptions, run_stack
@@ -23,17 +23,17 @@ from jaxgru.layers.masks import dropout_masks
 def run_in_segments(
     options: StackOptions,
     reverse: bool,
-    layers: Sequence[CellParams],
+    layers: Sequence[AnyCell],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    marks: Sequence[Marks],
+    flags: Sequence[StepMasks],
     dropout: Dropouts,
 ) -> tuple[Array, tuple[Carry, ...], tuple[Tree, ...] | None]:
     """Compute `run_stack` `in_segments`, each of which also draws its masks anew.
 
     With `reverse`, the steps come from the last to the first, and so do the masks.
     """
-    layers, x, carry, marks = vary_alike((layers, x, carry, marks))
+    layers, x, carry, flags = vary_alike((layers, x, carry, flags))
     T, B = x.shape[:2]
     table = None
     steps = x
@@ -43,7 +43,7 @@ def run_in_segments(
     weights = rounded_inside((layers, table))
 
     def segment(
-        carry: tuple[Carry, ...], of_segment: tuple[Array, Array, list[Marks]]
+        carry: tuple[Carry, ...], of_segment: tuple[Array, Array, list[StepMasks]]
     ) -> tuple[tuple[Carry, ...], Tree]:
         layers, table = weights()
         numbers, steps, sliced = of_segment
@@ -51,15 +51,15 @@ def run_in_segments(
         dropout_here = at_step(dropout, first_step)
         masks = dropout_masks(layers, dropout_here, B, len(numbers), reverse)
         now = [
-            masks_of_layer.marked(marks_of_layer.at(of_steps))
-            for masks_of_layer, marks_of_layer, of_steps in zip(masks, marks, sliced, strict=True)
+            masks_of_layer.with_flags_of(flags_of_layer.at(of_steps))
+            for masks_of_layer, flags_of_layer, of_steps in zip(masks, flags, sliced, strict=True)
         ]
         inputs = steps if table is None else Lookup(table, steps)
         y, carry, carries = run_stack(options, layers, inputs, carry, now)
         return carry, (y, carries)
 
     numbers = jnp.arange(T)[::-1] if reverse else jnp.arange(T)
-    inputs = numbers, steps, [of_layer.each_step() for of_layer in marks]
+    inputs = numbers, steps, [of_layer.each_step() for of_layer in flags]
     ends, (y, carries) = in_segments(segment, tuple(carry), inputs)
     return y, ends, carries
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from jaxgru.cells.carry import AnyArray, Size, Tree
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.products import Lookup, looks_up_first, of_steps
+from jaxgru.cells.products import Lookup, looks_up_first, map_steps
 from jaxgru.cells.promotion import vary_alike
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts
@@ -42,7 +42,7 @@ class Arguments(NamedTuple):
     reset: AnyArray | None = None
     lengths: AnyArray | None = None
     mask: AnyArray | None = None
-    initial: Tree = None
+    reset_carry: Tree = None
     dropout: Dropouts = None
 
 
@@ -50,8 +50,8 @@ class Sequences(NamedTuple):
     """The input of `unroll` or `bidirectional`, time-major, with one batch axis.
 
     Attributes:
-      reset: (T, B), as in `Marks`; likewise real.
-      mask: real, if it was given as `mask`.
+      reset: (T, B), as in `StepMasks`; likewise valid.
+      mask: valid, if it was given as `mask`.
       batch: the batch axes that x had.
       axis: where x had its steps, before the batch axes or after them.
       rows: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
@@ -59,7 +59,7 @@ class Sequences(NamedTuple):
 
     x: Array | Lookup
     reset: Bool[Array, "T *B"] | None
-    real: Bool[Array, "T *B"] | None
+    valid: Bool[Array, "T *B"] | None
     mask: Bool[Array, "T *B"] | None
     batch: tuple[Size, ...]
     axis: int
@@ -100,7 +100,7 @@ class Sequences(NamedTuple):
 
 
 def enter(options: Options, arguments: Arguments) -> Sequences:
-    """Return the input, and what marks its steps, as layers take them.
+    """Return the input, and what masks its steps, as layers take them.
 
     Raises:
       ValueError: there is no step, or lengths and a mask are both given.
@@ -115,13 +115,13 @@ def enter(options: Options, arguments: Arguments) -> Sequences:
     batch = *shape[:axis], *shape[axis + 1 :]
     if T == 0:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
-    real: Tree = arguments.mask
+    valid: Tree = arguments.mask
     if lengths is not None:
-        real = validate.real_steps(lengths, shape, axis)
+        valid = validate.valid_steps(lengths, shape, axis)
     reset: Tree = arguments.reset
     if reset is not None and lengths is not None:
-        reset = reset & real
-    x = _without_padding(x, real)
+        reset = reset & valid
+    x = _without_padding(x, valid)
     # To merge axes that are sharded would bring all rows to each device
     rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
 
@@ -131,29 +131,29 @@ def enter(options: Options, arguments: Arguments) -> Sequences:
         return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
 
     if axis or rows != batch:
-        x = of_steps(time_major, x)
+        x = map_steps(time_major, x)
         reset = jax.tree.map(time_major, reset)
-        real = jax.tree.map(time_major, real)
-    mask = None if arguments.mask is None else real
-    return Sequences(x, reset, real, mask, batch, axis, rows)
+        valid = jax.tree.map(time_major, valid)
+    mask = None if arguments.mask is None else valid
+    return Sequences(x, reset, valid, mask, batch, axis, rows)
 
 
-def _without_padding(x: Tree, real: Tree) -> Tree:
-    """Return the input with zeros for what no real step reads, whatever it holds, also NaN.
+def _without_padding(x: Tree, valid: Tree) -> Tree:
+    """Return the input with zeros for what no valid step reads, whatever it holds, also NaN.
 
     `jax_debug_nans` would find it. Of a lookup, these are also rows of the table.
     """
-    if real is not None:
-        x = of_steps(partial(IN_ROWS.choose, real), x)
-    if not isinstance(x, Lookup) or (real is None and looks_up_first(x)):
+    if valid is not None:
+        x = map_steps(partial(IN_ROWS.choose, valid), x)
+    if not isinstance(x, Lookup) or (valid is None and looks_up_first(x)):
         return x
 
     def without_unread_rows(x: Lookup) -> Array:
         table, ids = vary_alike(x)
         is_read, _ = vary_alike((jnp.zeros(len(table), bool), ids))
-        is_real = True if real is None else real
+        is_valid = True if valid is None else valid
         numbers = ids.astype(jnp.int32) if ids.dtype == bool else ids
-        is_read = is_read.at[numbers].max(is_real, wrap_negative_indices=False)
+        is_read = is_read.at[numbers].max(is_valid, wrap_negative_indices=False)
         return jnp.where(is_read[:, None], table, 0)
 
     return x._replace(table=sharded_by_xla(without_unread_rows, x, (None, None))(x))

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxgru.cells.carry import Tree
-from jaxgru.cells.contract import CELLS, CellParams, Init, sizes
+from jaxgru.cells.contract import CELLS, AnyCell, Init, sizes
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_whole
 from jaxgru.printing import shown
@@ -24,10 +24,10 @@ class ResidualStack:
     contain it. Dropout of an output comes before the addition.
     """
 
-    layers: tuple[CellParams, ...]
+    layers: tuple[AnyCell, ...]
 
 
-Layers: TypeAlias = CellParams | ResidualStack | Sequence[CellParams]
+Layers: TypeAlias = AnyCell | ResidualStack | Sequence[AnyCell]
 """What users call with: one layer or a stack of layers."""
 
 
@@ -72,8 +72,8 @@ def init_stack(
     directions = 1 + bidirectional
     keys = jax.random.split(key, (directions, num_layers))
 
-    def draw(direction: int) -> tuple[CellParams, ...]:
-        layers: list[CellParams] = []
+    def draw(direction: int) -> tuple[AnyCell, ...]:
+        layers: list[AnyCell] = []
         for i in range(num_layers):
             # with proj_size, an output is smaller than hidden_dim
             features = directions * sizes(layers[-1])[1] if layers else in_features

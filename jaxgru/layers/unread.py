@@ -14,41 +14,43 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxgru.cells.carry import Tree
-from jaxgru.cells.contract import CellParams
+from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.marks import Marks
 from jaxgru.cells.promotion import in_dtypes_of
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers.validate import Carries
 
 
-def without_unread(stack: Sequence[CellParams], marks: Marks, carry: Carries) -> Carries:
+def without_unread(stack: Sequence[AnyCell], masks: StepMasks, carry: Carries) -> Carries:
     """Return the carry with a start of the layers in the rows that do not read it.
 
     Args:
-      marks: padding and resets of all layers, in the order in which the steps are read.
+      masks: padding and resets of all layers, in the order in which the steps are read.
     """
-    if marks.real is None:
+    if masks.valid is None:
         return carry
-    B = marks.real.shape[1]
+    B = masks.valid.shape[1]
     start = tuple(layer.zero_carry(B) for layer in stack)
-    is_read = first_step(marks.real) < len(marks.real)
-    if marks.reset is not None:
-        is_read &= first_step(marks.real) < first_step(marks.reset)
+    is_read = first_step(masks.valid) < len(masks.valid)
+    if masks.reset is not None:
+        is_read &= first_step(masks.valid) < first_step(masks.reset)
     return IN_ROWS.choose(is_read, carry, in_dtypes_of(carry, start))
 
 
-def with_unread(marks: Marks, given: Carries, last: Carries, each: Tree) -> tuple[Carries, Tree]:
+def with_unread(
+    masks: StepMasks, given: Carries, last: Carries, each: Tree
+) -> tuple[Carries, Tree]:
     """Return the last carries, and those of each step, with `given` before a row's first event.
 
     Args:
-      marks: as for `without_unread`.
+      masks: as for `without_unread`.
       given: the carry before the first step.
       each: the carries after each step (T, …), or None.
     """
-    if marks.real is None:
+    if masks.valid is None:
         return last, each
-    T = len(marks.real)
-    begins = marks.real if marks.reset is None else marks.real | marks.reset
+    T = len(masks.valid)
+    begins = masks.valid if masks.reset is None else masks.valid | masks.reset
     first = first_step(begins)
     last = IN_ROWS.choose(first < T, last, given)
     if each is not None:

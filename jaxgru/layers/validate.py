@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 from jaxgru.cells.carry import AnyArray, Carry, Size, Tree, hidden, named
-from jaxgru.cells.contract import Cell, CellParams, one_step
+from jaxgru.cells.contract import AnyCell, Cell, one_step
 from jaxgru.cells.products import Lookup
 from jaxgru.cells.promotion import widest
 from jaxgru.cells.pytrees import described
@@ -124,7 +124,7 @@ def is_pair(layers: Any) -> bool:
     return is_two and all(isinstance(part, list | tuple | ResidualStack) for part in layers)
 
 
-def as_stack(layers: Layers) -> tuple[tuple[CellParams, ...], bool, bool]:
+def as_stack(layers: Layers) -> tuple[tuple[AnyCell, ...], bool, bool]:
     """Return the layers as a tuple; and whether it was a single layer, or a residual stack."""
     is_residual = isinstance(layers, ResidualStack)
     layers = layers.layers if is_residual else layers
@@ -157,7 +157,7 @@ def check_layers(name: str, layers: Layers) -> None:
 
 
 def check_stack(
-    layers: Sequence[CellParams | tuple[CellParams, ...]],
+    layers: Sequence[AnyCell | tuple[AnyCell, ...]],
     features: int,
     residual: bool = False,
     batch_size: Size = 1,
@@ -171,8 +171,8 @@ def check_stack(
       batch_size: B, the number of rows that the layers will be called with.
     """
     for i, layer in enumerate(layers):
-        sides = layer if isinstance(layer, tuple) else (layer,)
-        units = sum(_units(side, features, i, batch_size) for side in sides)
+        directions = layer if isinstance(layer, tuple) else (layer,)
+        units = sum(_units(direction, features, i, batch_size) for direction in directions)
         if residual and i and units != features:
             raise ValueError(
                 f"layer {i} of a residual stack takes {features} features and gives {units}; the "
@@ -189,12 +189,12 @@ def check_features(features: int, takes: int, i: int = 0) -> None:
         raise ValueError(f"{what_has} {features} features per step; {the_layer} takes {takes}.")
 
 
-def carry_like(layers: Sequence[CellParams], batch_size: Size) -> tuple[Tree, ...]:
+def carry_like(layers: Sequence[AnyCell], batch_size: Size) -> tuple[Tree, ...]:
     """Return the shapes and dtypes of the carry that the layers and the batch need."""
     return tuple(jax.eval_shape(lambda p: p.zero_carry(batch_size), layer) for layer in layers)
 
 
-def _units(layer: CellParams, features: int, i: int, batch_size: Size) -> int:
+def _units(layer: AnyCell, features: int, i: int, batch_size: Size) -> int:
     """Return the number of units of layer i, whose input has so many features."""
     sizes = layer.sizes()
     if sizes is not None:
@@ -207,7 +207,7 @@ def _units(layer: CellParams, features: int, i: int, batch_size: Size) -> int:
     )
 
 
-def _keeps_its_carry(layer: CellParams, E: int, batch_size: Size) -> bool:
+def _keeps_its_carry(layer: AnyCell, E: int, batch_size: Size) -> bool:
     """Return whether a step returns a carry like that before it, in the parameters' dtype.
 
     It is tried with another number of rows than the batch has, so that a field with the batch axis
@@ -216,7 +216,7 @@ def _keeps_its_carry(layer: CellParams, E: int, batch_size: Size) -> bool:
     dtype = widest(*jax.tree.leaves(layer))
     rows = 3 if isinstance(batch_size, int) and batch_size == 2 else 2
 
-    def change(layer: CellParams) -> tuple[Carry, Carry]:
+    def change(layer: AnyCell) -> tuple[Carry, Carry]:
         carry = layer.zero_carry(rows)
         return carry, one_step(layer, carry, jnp.zeros((rows, E), hidden(carry).dtype))
 
@@ -290,8 +290,8 @@ def _check_dtypes(entry: Tree, like: Tree) -> None:
         raise ValueError(f"a layer's carry has parts of {names}; it must have one dtype.")
 
 
-def as_initial(
-    initial: Tree,
+def as_reset_carry(
+    reset_carry: Tree,
     like: tuple[Tree, ...],
     is_single: bool,
     carry: Carries | None,
@@ -299,13 +299,13 @@ def as_initial(
     rows: tuple[Size, ...],
     other: OtherOrder | None = None,
 ) -> Carries:
-    """Return `initial` in the form of `like`, with the axes `rows`.
+    """Return `reset_carry` in the form of `like`, with the axes `rows`.
 
     Args:
       is_single: as for `as_carry`; likewise `batch`, `rows` and `other`.
-      carry: `initial` is converted to its dtypes; None: to those of `like`.
+      carry: `reset_carry` is converted to its dtypes; None: to those of `like`.
     """
-    leaves, shapes = _leaves("initial", initial, like, is_single)
+    leaves, shapes = _leaves("reset_carry", reset_carry, like, is_single)
     with_batch = _with_batch(like, batch)
     without_batch = _with_batch(like, ())
     if shapes not in (with_batch, without_batch):
@@ -320,15 +320,15 @@ def as_initial(
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(carried.dtype, jnp.floating):
             if dtype != carried.dtype:
-                raise ValueError(f"a part of initial is {dtype}; it must be {carried.dtype}.")
+                raise ValueError(f"a part of reset_carry is {dtype}; it must be {carried.dtype}.")
         elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
         wide = jnp.asarray(leaf, jnp.result_type(carried))
         shape = (*rows, *carried.shape[1:]) if carry is None else carried.shape
         return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)
 
-    initial = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return jax.tree.map(widened, initial, like if carry is None else carry)
+    reset_carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return jax.tree.map(widened, reset_carry, like if carry is None else carry)
 
 
 def _leaves(
@@ -391,7 +391,7 @@ def is_known(array: AnyArray) -> bool:
 
 
 def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
-    """Return the number of steps of each row as an array; for the rest, see `real_steps`."""
+    """Return the number of steps of each row as an array; for the rest, see `valid_steps`."""
     array = as_array("lengths", lengths)
     T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
     if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
@@ -410,7 +410,7 @@ def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
     return array
 
 
-def real_steps(lengths: object, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
+def valid_steps(lengths: object, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
     """Return True where a step is not padding.
 
     Args:
@@ -428,7 +428,7 @@ def in_reading_order(
 ) -> Bool[Array, "T *B"]:
     """Return the steps before which a layer that reads backward resets its carry.
 
-    These are the steps after which, in time, the next real step belongs to a later episode; after
+    These are the steps after which, in time, the next valid step belongs to a later episode; after
     the last one, it is in the next part of the sequence. An episode begins where `reset` is True,
     even if `mask` says that this step is padding.
     """

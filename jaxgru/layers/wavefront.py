@@ -28,11 +28,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.cells.carry import Carry, Tree, hidden
-from jaxgru.cells.contract import AnyRecurrence, CellParams, Weights
+from jaxgru.cells.contract import AnyCell, AnyRecurrence, Weights
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.marks import Marks, Mask
 from jaxgru.cells.products import Lookup, apply_to
 from jaxgru.cells.promotion import rounded_inside, vary_alike
+from jaxgru.cells.step_masks import Mask, StepMasks
 from jaxgru.layers.over_time import over_time
 
 Gradient: TypeAlias = tuple[AnyRecurrence, Weights] | None
@@ -46,11 +46,11 @@ def part_length(T: int) -> int:
 
 
 def supports(
-    layers: Sequence[CellParams],
-    by_hand: Sequence[Gradient],
+    layers: Sequence[AnyCell],
+    custom_gradient: Sequence[Gradient],
     x: Array | Lookup,
     carry: Sequence[Carry],
-    marks: Sequence[Marks],
+    masks: Sequence[StepMasks],
 ) -> bool:
     """Return whether the layers are alike, and T can be cut into parts of several steps.
 
@@ -59,12 +59,12 @@ def supports(
     There must be no resets, padding, zoneout, or variational dropout at the state.
     """
     T = x.shape[0]
-    if not isinstance(T, int) or not all(by_hand):  # T can be symbolic
+    if not isinstance(T, int) or not all(custom_gradient):  # T can be symbolic
         return False
-    if jax.tree.leaves([(m.reset, m.real, m.update, m.product.keep) for m in marks]):
+    if jax.tree.leaves([(m.reset, m.valid, m.zoneout, m.recurrent.keep) for m in masks]):
         return False
     shapes = lambda tree: tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
-    kinds = {(gradient[0], shapes(gradient[1])) for gradient in by_hand if gradient}
+    kinds = {(gradient[0], shapes(gradient[1])) for gradient in custom_gradient if gradient}
     alike = {shapes(layer) for layer in layers[1:]}
     start = [jax.eval_shape(lambda p: p.zero_carry(1), layer) for layer in layers]
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((carry, start))}
@@ -72,26 +72,26 @@ def supports(
 
 
 def unroll_stack(
-    layers: Sequence[CellParams],
-    by_hand: Sequence[Gradient],
+    layers: Sequence[AnyCell],
+    custom_gradient: Sequence[Gradient],
     x: Float[Array, "T B E"] | Lookup,
     carry: Sequence[Carry],
-    marks: Sequence[Marks],
+    masks: Sequence[StepMasks],
 ) -> tuple[Float[Array, "T B H"], tuple[Carry, ...]]:
-    """Compute a stack of layers that `supports` accepts; `by_hand` is each one's."""
-    recurrences, weights = zip(*[gradient for gradient in by_hand if gradient], strict=True)
+    """Compute a stack of layers that `supports` accepts; `custom_gradient` is each one's."""
+    recurrences, weights = zip(*[gradient for gradient in custom_gradient if gradient], strict=True)
     L = len(layers)
     a_of_first = apply_to(layers[0].inputs, x)
     T, B = a_of_first.shape[:2]
     H = hidden(carry[0]).shape[-1]
     C = T // part_length(T)
-    state_masks = [of_layer.state for of_layer in marks]
-    output_masks = [of_layer.output for of_layer in marks]
+    state_masks = [of_layer.hidden for of_layer in masks]
+    output_masks = [of_layer.output for of_layer in masks]
     weights_inside = rounded_inside((_stack(layers[1:]), _stack(weights)))
 
     def run_layer(U: Weights, carry: Carry, a: Array, keep: Array | None) -> tuple[Tree, Carry]:
         mask = Mask(keep, state_masks[0].scale)
-        return over_time(recurrences[0], U, carry, a, Marks(state=mask))
+        return over_time(recurrences[0], U, carry, a, StepMasks(hidden=mask))
 
     def wave(state: Tree, inputs: Tree) -> tuple[Tree, Array]:
         carry, below = state

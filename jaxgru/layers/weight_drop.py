@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxgru.cells.carry import Tree
-from jaxgru.cells.contract import Cell, CellParams
+from jaxgru.cells.contract import AnyCell, Cell
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.layers.dropout import Rate, threshold_and_scale
 from jaxgru.printing import type_name
@@ -63,13 +63,13 @@ def _is_cell(node: object) -> bool:
     return isinstance(node, Cell)
 
 
-def has_recurrent_weights(layer: CellParams) -> bool:
+def has_recurrent_weights(layer: AnyCell) -> bool:
     """Return whether a layer, or one that it wraps, has a matrix that multiplies h."""
     inner = filter(_is_cell, _children(layer)[0])
     return bool(layer.recurrent) or any(map(has_recurrent_weights, inner))
 
 
-def _children(layer: CellParams) -> tuple[list[Tree], Tree]:
+def _children(layer: AnyCell) -> tuple[list[Tree], Tree]:
     """Return what a layer's fields hold, each layer that it wraps as a whole; and its structure."""
     return jax.tree.flatten(layer, is_leaf=lambda node: node is not layer and _is_cell(node))
 

@@ -12,33 +12,40 @@ from types import ModuleType
 from jaxgru.errors import UserError
 
 
-class InteropError(UserError):
-    """A layer, a cell or weights that cannot be converted or run, or a file that cannot be read."""
+class LibraryError(UserError):
+    """A layer, a cell or weights of another library that cannot be converted, or not run."""
 
 
 def import_torch() -> ModuleType:
     """Import and return PyTorch.
 
     Raises:
-      InteropError: it is not installed.
+      LibraryError: it is not installed.
     """
     try:
         import torch
     except ImportError as error:
-        raise InteropError("PyTorch is needed but not installed; run pip install torch.") from error
+        raise LibraryError("PyTorch is needed but not installed; run pip install torch.") from error
     return torch
 
 
 def check_shapes(
-    where: str, have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]]
+    where: str,
+    have: Mapping[str, tuple[int, ...]],
+    want: Mapping[str, tuple[int, ...]],
+    error: type[UserError] = LibraryError,
 ) -> None:
-    """Compare tensors' shapes by name, first the names; `where` begins the message."""
+    """Compare tensors' shapes by name, first the names.
+
+    Raises:
+      error: they differ; the message begins with `where`.
+    """
     for name in sorted(have.keys() ^ want.keys()):
         if name in want:
-            raise InteropError(f"{where}: the tensor {name} is missing.")
-        raise InteropError(f"{where}: the tensor {name} does not belong there.")
+            raise error(f"{where}: the tensor {name} is missing.")
+        raise error(f"{where}: the tensor {name} does not belong there.")
     for name in sorted(want):
         if have[name] != want[name]:
-            raise InteropError(
+            raise error(
                 f"{where}: the tensor {name} has shape {have[name]}; it must be {want[name]}."
             )

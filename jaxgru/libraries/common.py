@@ -18,20 +18,20 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgru.cells import CellParams, GRUParams, LSTMState
+from jaxgru.cells import AnyCell, GRUCell, LSTMState
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
 from jaxgru.cells.pytrees import options_of
 from jaxgru.layers import api
 from jaxgru.layers.validate import as_array, is_pair, one_array
-from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries import LibraryError, check_shapes
 from jaxgru.printing import shown, type_name
 
 T = TypeVar("T")
 
 
-class UnknownCell(InteropError):
+class UnknownCell(LibraryError):
     """A cell that may compute something else than what jaxgru knows.
 
     What stands in for another library's class runs it by that library's own code.
@@ -71,13 +71,11 @@ class Storage(NamedTuple):
     old_z: bool = True
 
 
-def from_arrays(
-    where: str, storage: Storage, arrays: Mapping[str, Any], **others: Any
-) -> CellParams:
+def from_arrays(where: str, storage: Storage, arrays: Mapping[str, Any], **others: Any) -> AnyCell:
     """Return the layer with these arrays; `others` are other fields.
 
     Raises:
-      InteropError: they are not the arrays of such a layer; `where` begins the message.
+      LibraryError: they are not the arrays of such a layer; `where` begins the message.
     """
     arrays = as_weights(where, arrays)
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -151,7 +149,7 @@ def layer_from_weights(
     c: AnyArray | None = None,
     old_z: bool = True,
     **others: Any,
-) -> CellParams:
+) -> AnyCell:
     """Return a layer, given W (E, G·H), U (H, G·H) and b (G·H) with gates in another order.
 
     Args:
@@ -175,7 +173,7 @@ def layer_from_weights(
         else:
             c, c_n = jnp.split(c, [2 * H])
         others["c"] = c
-        if cls is GRUParams:
+        if cls is GRUCell:
             others.setdefault("cn", c_n)
         else:
             b = jnp.concatenate([b[: 2 * H], add_biases(b[2 * H :], c_n)])
@@ -209,7 +207,7 @@ class Weights(NamedTuple):
     c: Array
 
 
-def weights_in_order(layer: CellParams, order: str, old_z: bool = True) -> Weights:
+def weights_in_order(layer: AnyCell, order: str, old_z: bool = True) -> Weights:
     """Return the weights with the gates in another order.
 
     A missing c is zeros. Blocks of U become a block-diagonal matrix, because no other library has
@@ -242,7 +240,7 @@ def by_layer(cells: Mapping[T, Storage]) -> dict[type, tuple[T, Storage]]:
     return {storage.cls: (cell, storage) for cell, storage in cells.items()}
 
 
-def without_c(layer: CellParams) -> CellParams:
+def without_c(layer: AnyCell) -> AnyCell:
     """Return the layer with a GRU's c added to b, because most libraries have no c."""
     p: Any = layer
     if getattr(p, "c", None) is None:
@@ -268,10 +266,10 @@ def directions(layers: Any) -> tuple[tuple[Any, ...], ...]:
     parts = layers if is_pair(layers) else (layers,)
     stacks = [tuple(part) if isinstance(part, Sequence) else (part,) for part in parts]
     if not stacks[0]:
-        raise InteropError("there is no layer to convert.")
+        raise LibraryError("there is no layer to convert.")
     depths = [len(stack) for stack in stacks]
     if depths[0] != depths[-1]:
-        raise InteropError(
+        raise LibraryError(
             f"there are {depths[0]} forward and {depths[1]} backward layers; the numbers must be "
             "equal."
         )
@@ -312,7 +310,7 @@ def initial_carry(layers: Any, batch_size: Any) -> Any:
 
 
 def run_cell(
-    layer: CellParams, x: AnyArray, state: Any, product_dtype: DTypeLike, **options: Any
+    layer: AnyCell, x: AnyArray, state: Any, product_dtype: DTypeLike, **options: Any
 ) -> Any:
     """Run `jaxgru.unroll` as another library runs a cell.
 
@@ -332,17 +330,17 @@ def run_cell(
 
 
 def counterpart(layer: Any, counterparts: Mapping[type, T], theirs: str, *options: str) -> T:
-    """Return what a library has for the class of a layer, or raise InteropError.
+    """Return what a library has for the class of a layer, or raise LibraryError.
 
     Args:
       theirs: says what the library has.
       options: those of a layer's options that it has, too.
     """
     if type(layer) not in counterparts:
-        raise InteropError(f"{type_name(layer)} cannot be converted: {theirs}.")
+        raise LibraryError(f"{type_name(layer)} cannot be converted: {theirs}.")
     for name, value in options_of(layer).items():
         if name not in options:
-            raise InteropError(
+            raise LibraryError(
                 f"{type_name(layer)} with {name}={value!r} cannot be converted: {theirs}, and none "
                 "of them has this option."
             )
@@ -378,7 +376,7 @@ def _name_of(value: Any) -> str:
 
 
 def check_absent(unknown: UnknownCell, **options: Any) -> None:
-    """Raise InteropError if an option is given that no other library has.
+    """Raise LibraryError if an option is given that no other library has.
 
     Args:
       unknown: why the cell of a call is run by its own library's code.
@@ -387,7 +385,7 @@ def check_absent(unknown: UnknownCell, **options: Any) -> None:
     for name, value in options.items():
         is_default = name == "implementation" and value == "auto"
         if value is not None and not is_default:
-            raise InteropError(f"{name} needs a cell that jaxgru knows: {unknown}") from unknown
+            raise LibraryError(f"{name} needs a cell that jaxgru knows: {unknown}") from unknown
 
 
 def is_one_of(value: Any, candidates: Sequence[Any]) -> bool:
@@ -417,33 +415,33 @@ def activation(function: Any, relu: Sequence[Any] = RELU) -> str:
 
 
 def check_dtype(name: str, dtype: str, or_else: str = "") -> None:
-    """Raise InteropError if weights are neither float32 nor, if JAX has 64 bits, float64."""
+    """Raise LibraryError if weights are neither float32 nor, if JAX has 64 bits, float64."""
     if dtype not in ("float32", "float64"):
-        raise InteropError(f"{name} are {dtype}; they must be float32 or float64.")
+        raise LibraryError(f"{name} are {dtype}; they must be float32 or float64.")
     x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  set at run time
     if dtype == "float64" and not x64:
-        raise InteropError(
+        raise LibraryError(
             f"{name} are float64, which JAX rounds to float32 unless 64 bits are enabled; "
             f"{or_else}set JAX_ENABLE_X64=1."
         )
 
 
 def check_known(weights: Any, theirs: str) -> None:
-    """Raise InteropError for traced weights: `theirs`, which begins the message, needs values."""
+    """Raise LibraryError for traced weights: `theirs`, which begins the message, needs values."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(weights)):
-        raise InteropError(
+        raise LibraryError(
             f"{theirs} needs the values of the weights, which are not known under a "
             "transformation; convert outside."
         )
 
 
 def as_weights(where: str, weights: Mapping[str, Any]) -> dict[str, AnyArray]:
-    """Return weights by name as arrays; raise InteropError if one is not of floating point."""
+    """Return weights by name as arrays; raise LibraryError if one is not of floating point."""
     arrays: dict[str, AnyArray] = {}
     for name, weight in weights.items():
         array = as_array(f"{where}: the tensor {name}", weight)
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise InteropError(
+            raise LibraryError(
                 f"{where}: the tensor {name} is {array.dtype}; it must be floating-point."
             )
         arrays[name] = array
@@ -454,7 +452,7 @@ def with_steps(name: str, x: Any) -> AnyArray:
     """Return x, with the axes of steps and features, and of batches, as an array."""
     x = one_array(name, x)
     if x.ndim < 2:
-        raise InteropError(f"{name} has shape {x.shape}; it must have steps and features.")
+        raise LibraryError(f"{name} has shape {x.shape}; it must have steps and features.")
     return x
 
 
@@ -462,7 +460,7 @@ def of_shape(name: str, x: Any, shape: tuple[int, ...]) -> Array:
     """Return x, which must have this shape, as an array of JAX's."""
     x = as_array(name, x)
     if x.shape != shape:
-        raise InteropError(f"{name} has shape {x.shape}; it must be {shape}.")
+        raise LibraryError(f"{name} has shape {x.shape}; it must be {shape}.")
     return jnp.asarray(x)
 
 
@@ -471,5 +469,5 @@ def as_state(name: str, state: Any, pair: bool, shape: tuple[int, ...]) -> Any:
     if not pair:
         return of_shape(name, state, shape)
     if not isinstance(state, tuple | list) or len(state) != 2:
-        raise InteropError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
+        raise LibraryError(f"{name} must be a pair of arrays {shape}, as an LSTM has.")
     return LSTMState(*(of_shape(name, part, shape) for part in state))

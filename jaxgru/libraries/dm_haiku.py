@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgru.cells import CellParams, LSTMParams, LSTMState, ResetBeforeGRUParams
+from jaxgru.cells import AnyCell, LSTMCell, LSTMState, ResetBeforeGRUCell
 from jaxgru.cells.carry import AnyArray
 from jaxgru.libraries import check_shapes, common
 from jaxgru.libraries.common import Storage, UnknownCell
 
-GRU = Storage(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
-LSTM = Storage(LSTMParams, "igfo", ["W"], ["U"], ["b"])
+GRU = Storage(ResetBeforeGRUCell, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
+LSTM = Storage(LSTMCell, "igfo", ["W"], ["U"], ["b"])
 """An hk.LSTM has one array w, of which these W and U are the rows."""
 
 
@@ -140,7 +140,7 @@ _in_scope: Callable[..., Any] = _Scope.__call__
 """Call a function in a module's scope, as if it were the module's own `__call__`."""
 
 
-def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]:
+def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[AnyCell, Any]:
     """Return the layer of the core whose scope this is, and the dtype of its products.
 
     Its parameters are taken as custom getters and precision policies leave them.
@@ -170,7 +170,7 @@ def _layer_from_core(core: Any, x: AnyArray, h: Array) -> tuple[CellParams, Any]
     return from_haiku(parameters), result.dtype
 
 
-def from_haiku(params: Mapping[str, Array]) -> CellParams:
+def from_haiku(params: Mapping[str, Array]) -> AnyCell:
     """Return the layer with the parameters of an hk.GRU or hk.LSTM.
 
     Values are copied, except the forget bias, which is Haiku's plus one. The carry is h, or (h, c).
@@ -194,7 +194,7 @@ def from_haiku(params: Mapping[str, Array]) -> CellParams:
     return dataclasses.replace(p, b=p.b.at[:H].add(1))
 
 
-def to_haiku(layer: CellParams) -> dict[str, Array]:
+def to_haiku(layer: AnyCell) -> dict[str, Array]:
     """Return the parameters of an hk.GRU, or of the hk.Linear in an hk.LSTM.
 
     A GRU's c is added to b. The forget bias is the layer's minus one, which is exact from 0.5 to 2
@@ -203,7 +203,7 @@ def to_haiku(layer: CellParams) -> dict[str, Array]:
     """
     has = "dm-haiku has an LSTM, and a GRU whose reset gate acts before the product"
     storage = common.counterpart(layer, {row.cls: row for row in (GRU, LSTM)}, has)
-    if isinstance(layer, LSTMParams):
+    if isinstance(layer, LSTMCell):
         H = len(layer.b) // 4
         layer = dataclasses.replace(layer, b=layer.b.at[:H].add(-1))
     arrays = common.to_arrays(layer, storage)

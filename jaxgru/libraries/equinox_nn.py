@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, sizes
+from jaxgru.cells import AnyCell, GRUCell, LSTMCell, sizes
 from jaxgru.cells.carry import AnyArray, hidden
-from jaxgru.libraries import InteropError, common
+from jaxgru.libraries import LibraryError, common
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name
 
-_GRU = Storage(GRUParams, "rzn", ["weight_ih"], ["weight_hh"], ["bias"], cn="bias_n", out_in=True)
-_LSTM = Storage(LSTMParams, "ifgo", ["weight_ih"], ["weight_hh"], ["bias"], out_in=True)
+_GRU = Storage(GRUCell, "rzn", ["weight_ih"], ["weight_hh"], ["bias"], cn="bias_n", out_in=True)
+_LSTM = Storage(LSTMCell, "ifgo", ["weight_ih"], ["weight_hh"], ["bias"], out_in=True)
 CELLS: dict[type, Storage] = {eqx.nn.GRUCell: _GRU, eqx.nn.LSTMCell: _LSTM}
 
 
@@ -65,7 +65,7 @@ def unroll(
         return _scan(cell, xs, state, reverse, return_states)
     xs = common.with_steps("xs", xs)
     if state is not None:
-        pair = isinstance(layer, LSTMParams)
+        pair = isinstance(layer, LSTMCell)
         shape = (*xs.shape[:-2], sizes(layer)[1])
         state = common.as_state("the state", state, pair, shape)
     ys, *states = common.run_cell(
@@ -94,7 +94,7 @@ def _scan(
     """Run a cell that jaxgru does not know, as `unroll` does one that it knows."""
     xs = common.with_steps("xs", xs)
     if state is None:
-        raise InteropError(
+        raise LibraryError(
             f"the state is None; with {type_name(cell)}, whose state jaxgru does not know, it must "
             "be given."
         )
@@ -142,7 +142,7 @@ class Layer(eqx.Module):
         return common.initial_carry(self.layers, batch_size)
 
 
-def from_equinox(cell: Any) -> CellParams:
+def from_equinox(cell: Any) -> AnyCell:
     """Return the layer with the weights of a GRUCell or LSTMCell.
 
     A GRU's `reset_gate` is "after". Values are copied; those of z change sign. Missing biases
@@ -163,7 +163,7 @@ def from_equinox(cell: Any) -> CellParams:
     return common.from_arrays(type_name(cell), storage, weights)
 
 
-def to_equinox(layer: CellParams) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
+def to_equinox(layer: AnyCell) -> eqx.nn.GRUCell | eqx.nn.LSTMCell:
     """Return a GRUCell or LSTMCell with the layer's weights; it always has biases.
 
     A GRU's second biases c are added to b. `from_equinox` returns the other values bit for bit.

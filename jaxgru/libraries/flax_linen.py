@@ -20,10 +20,10 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams
+from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell
 from jaxgru.cells.carry import AnyArray
 from jaxgru.layers.validate import as_array
-from jaxgru.libraries import InteropError, common, flax_rnn
+from jaxgru.libraries import LibraryError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import counted, type_name
 
@@ -31,12 +31,12 @@ _GRU_IN = ["ir", "iz", "in"]
 _GRU_STATE = ["hr", "hz", "hn"]
 _LSTM_IN = ["ii", "if", "ig", "io"]
 _LSTM_STATE = ["hi", "hf", "hg", "ho"]
-_LSTM = flax_rnn.storage(LSTMParams, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE)
+_LSTM = flax_rnn.storage(LSTMCell, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE)
 CELLS: dict[type, Storage] = {
-    nn.GRUCell: flax_rnn.storage(GRUParams, "rzn", _GRU_IN, _GRU_STATE, b=_GRU_IN, cn="hn"),
+    nn.GRUCell: flax_rnn.storage(GRUCell, "rzn", _GRU_IN, _GRU_STATE, b=_GRU_IN, cn="hn"),
     nn.LSTMCell: _LSTM,
     nn.OptimizedLSTMCell: _LSTM,
-    nn.SimpleCell: flax_rnn.storage(RNNParams, "h", ["i"], ["h"], b=["i"]),
+    nn.SimpleCell: flax_rnn.storage(RNNCell, "h", ["i"], ["h"], b=["i"]),
 }
 
 
@@ -204,11 +204,11 @@ def _make_cell(cell: Any, features: int) -> Any:
 
 
 def _check_number_of_arrays(cell: Any, carry: Any, start: Any) -> None:
-    """Raise InteropError if a carry has more or fewer arrays than the cell's initial one."""
+    """Raise LibraryError if a carry has more or fewer arrays than the cell's initial one."""
     number = len(jax.tree.leaves(carry))
     expected = len(jax.tree.leaves(start))
     if number != expected:
-        raise InteropError(
+        raise LibraryError(
             f"the carry has {counted(number, 'array')}; that of this {type_name(cell)} has "
             f"{expected}, as ScannedRNN.initialize_carry(batch_size, hidden_size, cell) returns it."
         )
@@ -234,8 +234,8 @@ def _run(cell: Any, inputs: AnyArray, carry: Any, start: Any, **options: Any) ->
     """Compute `flax_rnn.rnn` of a cell that has parameters; a reset sets the carry `start`."""
     where = f"the parameters of this {type(cell).__name__}"
     layer = flax_rnn.from_cell(where, cell, CELLS, _arrays(cell.variables["params"]))
-    initial = None if cell.carry_init is jax.nn.initializers.zeros else start
-    return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, initial=initial, **options)
+    reset_carry = None if cell.carry_init is jax.nn.initializers.zeros else start
+    return flax_rnn.rnn(layer, inputs, carry, dtype=cell.dtype, reset_carry=reset_carry, **options)
 
 
 class Layer(nn.Module):
@@ -252,7 +252,7 @@ class Layer(nn.Module):
       dtype: of the products with the weights, as for `jaxgru.round_weights`; None: the weights'.
 
     Raises:
-      InteropError: the parameters are of layers of another kind.
+      LibraryError: the parameters are of layers of another kind.
       ScopeParamShapeError: Flax's, for parameters of another size.
     """
 
@@ -307,7 +307,7 @@ def _shapes(draw: Callable[[Array], Any]) -> Any:
     return meta.unbox(jax.eval_shape(draw, jax.random.key(0)))
 
 
-def from_linen(params: Mapping[str, Any]) -> CellParams:
+def from_linen(params: Mapping[str, Any]) -> AnyCell:
     """Return the layer with the parameters of a GRUCell, an LSTM cell or a SimpleCell.
 
     A GRU's `reset_gate` is "after". Values are copied; those of z change sign. The layer's carry
@@ -321,13 +321,13 @@ def from_linen(params: Mapping[str, Any]) -> CellParams:
         parts = {name.partition(".")[0] for name in (*storage.W, *storage.U)}
         if parts == set(params):
             return common.from_arrays("a cell's parameters", storage, _arrays(params))
-    raise InteropError(
+    raise LibraryError(
         f"the parameters {', '.join(sorted(map(str, params)))} are not those of a flax.linen "
         f"{', '.join(cell.__name__ for cell in CELLS)}."
     )
 
 
-def to_linen(layer: CellParams) -> dict[str, dict[str, Array]]:
+def to_linen(layer: AnyCell) -> dict[str, dict[str, Array]]:
     """Return the parameters of a GRUCell, of either LSTM cell, or of a SimpleCell.
 
     A GRU's second biases c are added to b. `from_linen` returns the other values bit for bit. The

@@ -19,12 +19,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, GRUParams, LSTMParams, RNNParams, sizes
+from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.layers.dropout import Dropouts, each
 from jaxgru.layers.stack import ResidualStack
-from jaxgru.libraries import InteropError, common, flax_rnn
+from jaxgru.libraries import LibraryError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name
 
@@ -33,10 +33,10 @@ _STATE = ["dense_h"]
 _LSTM_IN = ["ii", "if_", "ig", "io"]
 _LSTM_STATE = ["hi", "hf", "hg", "ho"]
 CELLS: dict[type, Storage] = {
-    nnx.GRUCell: flax_rnn.storage(GRUParams, "rzn", _IN, _STATE, b=_IN),
-    nnx.LSTMCell: flax_rnn.storage(LSTMParams, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE),
-    nnx.OptimizedLSTMCell: flax_rnn.storage(LSTMParams, "ifgo", _IN, _STATE, b=_STATE),
-    nnx.SimpleCell: flax_rnn.storage(RNNParams, "h", _IN, _STATE, b=_IN),
+    nnx.GRUCell: flax_rnn.storage(GRUCell, "rzn", _IN, _STATE, b=_IN),
+    nnx.LSTMCell: flax_rnn.storage(LSTMCell, "ifgo", _LSTM_IN, _LSTM_STATE, b=_LSTM_STATE),
+    nnx.OptimizedLSTMCell: flax_rnn.storage(LSTMCell, "ifgo", _IN, _STATE, b=_STATE),
+    nnx.SimpleCell: flax_rnn.storage(RNNCell, "h", _IN, _STATE, b=_IN),
 }
 
 
@@ -110,7 +110,7 @@ class RNN(nnx.RNN):
             dtype=cell.dtype,
             reset=reset,
             # Without a `carry_init`, a cell starts at zeros.
-            initial=None if cell.carry_init is None else start,
+            reset_carry=None if cell.carry_init is None else start,
             lengths=seq_lengths,
             implementation=implementation,
             **options,
@@ -127,7 +127,7 @@ class Layer(nnx.Module):
 
     def __init__(
         self,
-        layers: CellParams | ResidualStack | Sequence[Any],
+        layers: AnyCell | ResidualStack | Sequence[Any],
         dtype: DTypeLike | None = None,
         *,
         dropout: Dropouts = None,
@@ -195,7 +195,7 @@ class Layer(nnx.Module):
             zoneouts = [dropout for dropout in self.dropout if dropout.kind == "zoneout"]
             return [zoneout.replace(key=None) for zoneout in zoneouts]
         if self.dropout and rngs is None:
-            raise InteropError(
+            raise LibraryError(
                 "the dropout of this Layer needs random numbers: give it, or this call, rngs, or "
                 "deterministic=True."
             )
@@ -212,7 +212,7 @@ def _dropout_stream(rngs: Any) -> Any:
     return rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
 
 
-def from_nnx(cell: Any) -> CellParams:
+def from_nnx(cell: Any) -> AnyCell:
     """Return the layer with the weights of a GRUCell, LSTMCell, OptimizedLSTMCell or SimpleCell.
 
     A GRU's `reset_gate` is "after", and it has no second biases. Values are copied; those of z
@@ -225,7 +225,7 @@ def from_nnx(cell: Any) -> CellParams:
     return flax_rnn.from_cell(type_name(cell), cell, CELLS, arrays)
 
 
-def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
+def to_nnx(layer: AnyCell, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     """Return a GRUCell, a SimpleCell or an LSTM cell with the layer's weights.
 
     A GRU's second biases c are added to b; its cn, which must be known, unlike under `jit`, must be
@@ -234,9 +234,9 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     Args:
       lstm: the class for an LSTM: `nnx.OptimizedLSTMCell` or `nnx.LSTMCell`.
     """
-    cells = common.by_layer(CELLS) | {LSTMParams: (lstm, CELLS[lstm])}
+    cells = common.by_layer(CELLS) | {LSTMCell: (lstm, CELLS[lstm])}
     make, storage = common.counterpart(layer, cells, flax_rnn.HAS, "activation")
-    if isinstance(layer, GRUParams):
+    if isinstance(layer, GRUCell):
         _check_cn(layer)
     p: Any = layer
     options: dict[str, Any]
@@ -250,11 +250,11 @@ def to_nnx(layer: CellParams, lstm: Any = nnx.OptimizedLSTMCell) -> Any:
     return cell
 
 
-def _check_cn(layer: GRUParams) -> None:
-    """Raise InteropError unless cn is known and zeros."""
+def _check_cn(layer: GRUCell) -> None:
+    """Raise LibraryError unless cn is known and zeros."""
     common.check_known(layer.cn, "flax.nnx.GRUCell, which has no bias like cn,")
     if jnp.any(layer.cn != 0):
-        raise InteropError(
+        raise LibraryError(
             "flax.nnx.GRUCell has no bias like cn, so a GRU whose cn is not zero cannot be "
             "converted; it runs as it is in jaxgru.libraries.flax_nnx.Layer."
         )

@@ -19,11 +19,11 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells import CellParams, LSTMParams, LSTMState, sizes
+from jaxgru.cells import AnyCell, LSTMCell, LSTMState, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import for_every_struct, options_of
-from jaxgru.layers.validate import as_flags, in_reading_order, real_steps
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.layers.validate import as_flags, in_reading_order, valid_steps
+from jaxgru.libraries import LibraryError, check_shapes, common
 from jaxgru.libraries.common import Storage
 from jaxgru.printing import shown
 
@@ -33,7 +33,7 @@ def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:
     options = options_of(layer)
     saved_options = {name: value for name, value in state.items() if name not in arrays}
     if saved_options != options:
-        raise InteropError(
+        raise LibraryError(
             f"the saved {type(layer).__name__} has {_in_words(saved_options) or 'no options'}; it "
             f"must have {_in_words(options) or 'none'}."
         )
@@ -65,7 +65,7 @@ def _register(cls: type) -> None:
 def names(layers: Any, *above: str) -> tuple[tuple[str, ...], ...]:
     """Return a path for each array of the layers, in the order of `jax.tree.leaves`.
 
-    A stack has ("0", "LSTMParams", "W", "kernel") and so on. The last name is "kernel", "bias" or
+    A stack has ("0", "LSTMCell", "W", "kernel") and so on. The last name is "kernel", "bias" or
     "scale", as in Flax's own modules, because masks of weight decay go by it. The class of a layer,
     the optional fields that it has and its options are in the path, because Flax restores
     whatever names it looks for and ignores the others: a GRU's fields include those of a minGRU.
@@ -97,7 +97,7 @@ def _kind_of_layer(layer: Any) -> str:
 
 
 def check_names(params: Any, wanted: Sequence[tuple[str, ...]]) -> None:
-    """Raise InteropError unless the nested dict of a Layer's parameters has exactly these paths."""
+    """Raise LibraryError unless the nested dict of a Layer's parameters has exactly these paths."""
     # Only the names are compared, so all have one shape.
     names_of_params = dict.fromkeys(map("/".join, flatten_dict(params)), ())
     wanted_names = dict.fromkeys(map("/".join, wanted), ())
@@ -135,7 +135,7 @@ def check_cell(cell: Any, cells: Mapping[type, Storage], hint: str = "") -> None
 
 def from_cell(
     where: str, cell: Any, cells: Mapping[type, Storage], arrays: Mapping[str, Any]
-) -> CellParams:
+) -> AnyCell:
     """Return the layer of a cell, given its arrays by names such as "hn.kernel"."""
     activation = common.activation(cell.activation_fn)
     return common.from_arrays(where, cells[type(cell)], arrays, activation=activation)
@@ -157,13 +157,13 @@ def step_shape(inputs: Any, time_major: bool) -> tuple[int, ...]:
 
 
 def rnn(
-    layer: CellParams,
+    layer: AnyCell,
     inputs: Float[AnyArray, "..."],
     carry: Any,
     *,
     dtype: DTypeLike | None = None,
     reset: Shaped[AnyArray, "..."] | None = None,
-    initial: Any = None,
+    reset_carry: Any = None,
     lengths: Integer[AnyArray, "..."] | None = None,
     time_major: bool = False,
     reverse: bool = False,
@@ -178,7 +178,7 @@ def rnn(
       inputs: (*batch, T, F), or (T, *batch, F) with `time_major`; `reset` likewise.
       carry: before the first step: (*batch, H), or a pair (c, h) of these.
       dtype: of the products, like a cell's `dtype`; None: that of inputs and parameters.
-      initial: the carry that a reset sets; None: zeros.
+      reset_carry: the carry that a reset sets; None: zeros.
       lengths: (*batch); the carry returned is then that after so many steps.
       carry_name: what messages call the carry.
     """
@@ -187,8 +187,8 @@ def rnn(
     steps = x.shape[:-1]
     batch = step_shape(x, time_major)[:-1]
     carry = _our_carry(layer, carry_name, carry, batch)
-    if initial is not None:
-        initial = _our_carry(layer, "the cell's carry", initial, batch)
+    if reset_carry is not None:
+        reset_carry = _our_carry(layer, "the cell's carry", reset_carry, batch)
     if dtype is None:
         dtype = jnp.result_type(x, *jax.tree.leaves(layer))
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -209,7 +209,7 @@ def rnn(
         carry,
         dtype,
         reset=reset,
-        initial=initial,
+        reset_carry=reset_carry,
         time_major=time_major,
         reverse=reverse and lengths is None,
         return_carries=return_carry and lengths is not None,
@@ -226,10 +226,10 @@ def rnn(
     return _their_carry(carry), y
 
 
-def _our_carry(layer: CellParams, name: str, carry: Any, batch: tuple[int, ...]) -> Any:
+def _our_carry(layer: AnyCell, name: str, carry: Any, batch: tuple[int, ...]) -> Any:
     """Return the carry of one of Flax's cells as our layer's; `name` is what messages call it."""
     _, H = sizes(layer)
-    pair = isinstance(layer, LSTMParams)
+    pair = isinstance(layer, LSTMCell)
     carry = common.as_state(name, carry, pair, (*batch, H))
     if not pair:
         return carry
@@ -247,7 +247,7 @@ def _their_carry(carry: Any) -> Any:
 def _as_lengths(lengths: Any, batch: tuple[int, ...]) -> Array:
     lengths = common.of_shape("seq_lengths", lengths, batch)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise InteropError(f"seq_lengths are {lengths.dtype}; they must be integers.")
+        raise LibraryError(f"seq_lengths are {lengths.dtype}; they must be integers.")
     return lengths
 
 
@@ -279,6 +279,6 @@ def _flip_resets(reset: Array, axis: int, lengths: Array) -> Array:
 
     In the order of x, what is read before step t is step t + 1, unless that is padding.
     """
-    flags = as_flags("reset", reset, reset.shape) & real_steps(lengths, reset.shape, axis)
+    flags = as_flags("reset", reset, reset.shape) & valid_steps(lengths, reset.shape, axis)
     ends = in_reading_order(jnp.moveaxis(flags, axis, 0))
     return _flip(jnp.moveaxis(ends, 0, axis), axis, lengths)

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxgru.cells import GRUParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells import GRUCell, LSTMCell, ResetBeforeGRUCell, RNNCell, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.layers.validate import check_stack
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.libraries import LibraryError, check_shapes, common
 
 try:
     import keras
 except ModuleNotFoundError as error:
     if error.name == "keras":
-        raise InteropError("Keras is needed but not installed; run pip install keras.") from error
-    raise InteropError(
+        raise LibraryError("Keras is needed but not installed; run pip install keras.") from error
+    raise LibraryError(
         f"Keras computes with {error.name}, which is not installed: set KERAS_BACKEND=jax in the "
         "environment before anything imports Keras."
     ) from error
@@ -38,10 +38,10 @@ LSTM = keras.layers.LSTM
 SimpleRNN = keras.layers.SimpleRNN
 Bidirectional = keras.layers.Bidirectional
 LAYERS: dict[type, tuple[Any, str]] = {
-    GRUParams: (GRU, "zrn"),
-    ResetBeforeGRUParams: (partial(GRU, reset_after=False), "zrn"),
-    LSTMParams: (LSTM, "ifgo"),
-    RNNParams: (SimpleRNN, "h"),
+    GRUCell: (GRU, "zrn"),
+    ResetBeforeGRUCell: (partial(GRU, reset_after=False), "zrn"),
+    LSTMCell: (LSTM, "ifgo"),
+    RNNCell: (SimpleRNN, "h"),
 }
 """For each class of layers, Keras's, and the order of its gates."""
 
@@ -69,7 +69,7 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
         return _from_bidirectional(layer, weights)
     what = f"this {type(layer).__name__}"
     if not layer.built:
-        raise InteropError(f"the {type(layer).__name__} has no weights yet; build it first.")
+        raise LibraryError(f"the {type(layer).__name__} has no weights yet; build it first.")
     common.check_options(what, layer, activation=TANH + RELU, recurrent_activation=SIGMOID)
     if weights is None:
         weights = layer.get_weights()
@@ -79,14 +79,14 @@ def from_keras(layer: Any, weights: Sequence[Any] | None = None) -> Any:
     c = None
     if biases:
         (b,) = biases
-        if cls is GRUParams:
+        if cls is GRUCell:
             b, c = b  # (2, 3·H)
     activation = common.activation(layer.activation, RELU)
     return common.layer_from_weights(cls, LAYERS[cls][1], W, U, b, c, activation=activation)
 
 
 def _arrays(what: str, layer: Any, values: Any) -> list[AnyArray]:
-    """Return the weights of a layer; raise InteropError if they are not those that it has."""
+    """Return the weights of a layer; raise LibraryError if they are not those that it has."""
     shapes = {weight.name: tuple(weight.shape) for weight in layer.weights}
     # Those after the layer's own have numbers as names, and are refused.
     names = [*shapes, *map(str, range(len(shapes), len(values)))]
@@ -101,10 +101,10 @@ def _arrays(what: str, layer: Any, values: Any) -> list[AnyArray]:
 def _layer_class(layer: Any) -> Any:
     """Return the class of our layer that computes what a layer of Keras's does."""
     if type(layer) is LSTM:
-        return LSTMParams
+        return LSTMCell
     if type(layer) is SimpleRNN:
-        return RNNParams
-    return GRUParams if layer.reset_after else ResetBeforeGRUParams
+        return RNNCell
+    return GRUCell if layer.reset_after else ResetBeforeGRUCell
 
 
 def _from_bidirectional(layer: Any, weights: Sequence[Any] | None) -> Any:
@@ -120,7 +120,7 @@ def _from_sequential(model: Any, weights: Sequence[Any] | None) -> Any:
     are_bidirectional = [type(layer) is Bidirectional for layer in layers]
     is_mixed = any(are_bidirectional) != all(are_bidirectional)
     if not layers or is_mixed or any(getattr(layer, "go_backwards", False) for layer in layers):
-        raise InteropError(
+        raise LibraryError(
             f"the {len(layers)} layers of this Sequential must all be forward or all "
             "Bidirectional; convert them one by one."
         )
@@ -171,13 +171,13 @@ def to_keras(layers: Any, **options: Any) -> keras.layers.Layer:
 
 
 def _check_options(options: dict[str, Any], is_stack: bool, directions: int) -> None:
-    """Raise InteropError if an option says what a layer computes."""
+    """Raise LibraryError if an option says what a layer computes."""
     determined = {"activation", "dtype", "recurrent_activation", "reset_after", "units", "use_bias"}
     if is_stack or directions == 2:
         determined.add("go_backwards")
     refused = sorted(options.keys() & determined)
     if refused:
-        raise InteropError(
+        raise LibraryError(
             f"to_keras does not take {', '.join(refused)}, which the layers determine."
         )
 
@@ -201,7 +201,7 @@ def _one_direction(p: Any, options: dict[str, Any]) -> keras.layers.Layer:
     E, H = sizes(p)
     dtype = str(p.b.dtype)
     common.check_dtype("the layer's weights", dtype)
-    if isinstance(p, GRUParams):
+    if isinstance(p, GRUCell):
         W, U, b, c = common.weights_in_order(p, order)
         biases = np.stack([b, c])
     else:

@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgru.cells import Cell, CellParams, MLPParams, hidden, sizes
+from jaxgru.cells import AnyCell, Cell, MLPCell, hidden, sizes
 from jaxgru.cells.contract import starts_at_zero
 from jaxgru.cells.layout import PLAIN
-from jaxgru.cells.marks import Marks
 from jaxgru.cells.pytrees import options_of
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.errors import check_one_of, needs
 from jaxgru.layers.over_time import advance
 from jaxgru.layers.stack import Layers, ResidualStack
-from jaxgru.layers.validate import as_initial, carry_like, check_stack
-from jaxgru.libraries import InteropError, common, onnx_nodes
+from jaxgru.layers.validate import as_reset_carry, carry_like, check_stack
+from jaxgru.libraries import LibraryError, common, onnx_nodes
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
 from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx
 from jaxgru.printing import type_name
@@ -53,7 +53,7 @@ def to_onnx(
     form: str = "sequence",
     lengths: bool = False,
     reset: bool = False,
-    initial: Any = None,
+    reset_carry: Any = None,
     reverse: bool = False,
 ) -> onnx.ModelProto:
     """Convert layers to a graph that computes `jaxgru.unroll` or `jaxgru.step`, without dropout.
@@ -67,34 +67,34 @@ def to_onnx(
       form: "sequence"; or "step", for a graph of one step, which has no axis T.
       lengths: the graph takes the number of steps of each row; those after it are padding, as for
         `jaxgru.unroll`.
-      reset: the graph takes flags; where one is True, the carry is set to `initial` before the
+      reset: the graph takes flags; where one is True, the carry is set to `reset_carry` before the
         step.
-      initial: as for `jaxgru.unroll`, without the axis B; it is stored in the graph.
+      reset_carry: as for `jaxgru.unroll`, without the axis B; it is stored in the graph.
       reverse: read from the last step to the first.
 
     Raises:
-      InteropError: a cell of your own computes what jaxgru cannot write as ONNX; the weights are
+      LibraryError: a cell of your own computes what jaxgru cannot write as ONNX; the weights are
         not known, as under `jit`, or of several dtypes; or the options contradict each other.
     """
-    common.check_known((layers, initial), "an ONNX graph")
+    common.check_known((layers, reset_carry), "an ONNX graph")
     stacks, residual = _stacks(layers)
     check_one_of("form", form, ("sequence", "step"))
-    _check_options(form, len(stacks), lengths, reset, initial, reverse)
+    _check_options(form, len(stacks), lengths, reset, reset_carry, reverse)
     check_layers(*stacks)
     graph = Graph(stacks)
     axes = (B,) if form == "step" else (B, T)
     in_features, _ = sizes(stacks[0][0])
     _, hidden_dim = sizes(stacks[0][-1])
     check_stack([*zip(*stacks, strict=True)], in_features, residual)
-    if initial is not None:
+    if reset_carry is not None:
         like = carry_like(stacks[0], 1)
-        initial = as_initial(initial, like, isinstance(layers, Cell), None, (1,), (1,))
+        reset_carry = as_reset_carry(reset_carry, like, isinstance(layers, Cell), None, (1,), (1,))
     elif reset:
-        initial = [None if starts_at_zero(p) else p.zero_carry(1) for p in stacks[0]]
+        reset_carry = [None if starts_at_zero(p) else p.zero_carry(1) for p in stacks[0]]
 
     graph.output("y", *axes, hidden_dim * len(stacks))
     x = graph.input("x", *axes, in_features)
-    mode = Mode(form, initial=initial, reverse=reverse, residual=residual)
+    mode = Mode(form, reset_carry=reset_carry, reverse=reverse, residual=residual)
     if lengths:
         mode = mode._replace(lengths=graph.input("lengths", B, dtype=np.int32))
     if reset:
@@ -119,7 +119,7 @@ def _stacks(layers: Any) -> tuple[tuple[tuple[Any, ...], ...], bool]:
     if not any(are_residual):
         return stacks, False
     if not all(are_residual):
-        raise InteropError("only one direction is a ResidualStack; both must be, or neither.")
+        raise LibraryError("only one direction is a ResidualStack; both must be, or neither.")
     parts = [stack[0].layers for stack in stacks]
     if len(parts) == 1:
         return common.directions(parts[0]), True
@@ -127,18 +127,18 @@ def _stacks(layers: Any) -> tuple[tuple[tuple[Any, ...], ...], bool]:
 
 
 def _check_options(
-    form: str, directions: int, lengths: bool, reset: bool, initial: Any, reverse: bool
+    form: str, directions: int, lengths: bool, reset: bool, reset_carry: Any, reverse: bool
 ) -> None:
-    """Raise InteropError if options of `to_onnx` contradict each other."""
+    """Raise LibraryError if options of `to_onnx` contradict each other."""
     two = directions == 2
     if form == "step" and (two or lengths or reverse):
-        raise InteropError("a step reads neither backward nor lengths; form must be sequence.")
+        raise LibraryError("a step reads neither backward nor lengths; form must be sequence.")
     if two and reverse:
-        raise InteropError("the layers read in both directions already, so reverse must be False.")
+        raise LibraryError("the layers read in both directions already, so reverse must be False.")
     if reset and (two or reverse):
-        raise InteropError("layers that read backward take no resets, so reset must be False.")
-    if initial is not None and not reset:
-        raise InteropError("initial is what a reset sets, so reset must be True.")
+        raise LibraryError("layers that read backward take no resets, so reset must be False.")
+    if reset_carry is not None and not reset:
+        raise LibraryError("initial is what a reset sets, so reset must be True.")
 
 
 class Mode(NamedTuple):
@@ -147,7 +147,7 @@ class Mode(NamedTuple):
     form: str = "sequence"
     lengths: str = ""
     reset: str = ""
-    initial: Sequence[Any] | None = None
+    reset_carry: Sequence[Any] | None = None
     reverse: bool = False
     residual: bool = False
 
@@ -170,7 +170,7 @@ class Level(NamedTuple):
 
 
 def add_layers(
-    graph: Graph, stacks: Sequence[Sequence[CellParams]], x: str, mode: Mode = _FORWARD
+    graph: Graph, stacks: Sequence[Sequence[AnyCell]], x: str, mode: Mode = _FORWARD
 ) -> str:
     """Add layers and their carries: x (T, B, E) → (T, B, H), of two directions (…, 2·H).
 
@@ -191,7 +191,7 @@ def add_layers(
     return x
 
 
-def _declare_carry(graph: Graph, path: str, p: CellParams) -> None:
+def _declare_carry(graph: Graph, path: str, p: AnyCell) -> None:
     """Make a layer's carry inputs and outputs of the graph."""
     for name, part in _carry_parts(p).items():
         graph.input(f"carry.{path}.{name}", *part.shape, dtype=part.dtype)
@@ -208,16 +208,16 @@ def _add_level(graph: Graph, level: Level, x: str, mode: Mode) -> str:
 
 
 def check_layers(*stacks: Sequence[Any]) -> None:
-    """Raise InteropError if one is not a layer, or two directions of one differ."""
+    """Raise LibraryError if one is not a layer, or two directions of one differ."""
     for p in itertools.chain(*stacks):
         if not isinstance(p, Cell):
-            raise InteropError(
+            raise LibraryError(
                 f"{type_name(p)} cannot be converted; a layer is what init_gru returns."
             )
     for i, layers in enumerate(zip(*stacks, strict=True)):
         kinds = [(type(p), sizes(p), options_of(p) | {"activation": ""}) for p in layers]
         if kinds[0] != kinds[-1]:
-            raise InteropError(
+            raise LibraryError(
                 f"the two directions of layer {i} must be of one kind and size, with the same "
                 "options except the activation."
             )
@@ -230,10 +230,10 @@ def has_operator(p: Any) -> bool:
     return p.U.ndim == 2 and options_of(p).keys() <= {"activation", "clip"}
 
 
-def _carry_parts(p: CellParams) -> dict[str, jax.ShapeDtypeStruct]:
+def _carry_parts(p: AnyCell) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the parts of a layer's carry by name: "1.0" is the first part of its second part."""
     names = {"": "h", "0": "h"}
-    if isinstance(p, MLPParams):
+    if isinstance(p, MLPCell):
         names["1"] = "context"
     parts: dict[str, jax.ShapeDtypeStruct] = {}
     for path, part in jax.tree.leaves_with_path(carry_like([p], 1)[0]):
@@ -354,11 +354,11 @@ def _add_step(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     weights = _map_named(f"layers.{path}", p, constant)
     carry = _carry(p, f"carry.{path}.")
     x_B = graph.value(x, B, sizes(p)[0])
-    marks = Marks(initial=_initial(mode, level.i))
+    masks = StepMasks(reset_carry=_initial(mode, level.i))
     if mode.reset:
         reset: Any = graph.value(mode.reset, B, dtype=bool)
-        marks = marks._replace(reset=reset)
-    h, after = graph.add(type(p).__name__, _step_of_input, weights, carry, x_B, marks)
+        masks = masks._replace(reset=reset)
+    h, after = graph.add(type(p).__name__, _step_of_input, weights, carry, x_B, masks)
     for part, value in zip(_carry_parts(p), jax.tree.leaves(after), strict=True):
         graph.node("Identity", value.name, outputs=[f"carry_out.{path}.{part}"])
     return h.name
@@ -370,13 +370,13 @@ def _add_scan(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     The weights are in the graph as they are, so that a file of them can be read back.
     """
     flags: dict[str, Value] = {}
-    real = _real(graph, x, mode.lengths) if mode.lengths else ""
+    valid = _valid(graph, x, mode.lengths) if mode.lengths else ""
     if mode.reset:
         # A reset in the padding does not count.
-        reset = graph.node("And", mode.reset, real) if real else mode.reset
+        reset = graph.node("And", mode.reset, valid) if valid else mode.reset
         flags["reset"] = graph.value(reset, T, B, dtype=bool)
-    if real:
-        flags["real"] = graph.value(real, T, B, dtype=bool)
+    if valid:
+        flags["valid"] = graph.value(valid, T, B, dtype=bool)
     outputs = [_add_direction(graph, level, d, x, flags, mode) for d in range(len(level.layers))]
     if len(outputs) == 1:
         return outputs[0]
@@ -386,7 +386,7 @@ def _add_scan(graph: Graph, level: Level, x: str, mode: Mode) -> str:
 def _add_direction(
     graph: Graph, level: Level, d: int, x: str, flags: dict[str, Value], mode: Mode
 ) -> str:
-    """Add the loop over the steps of one direction; `flags` are the arrays of `Marks` to scan."""
+    """Add the loop over one direction's steps; `flags` are the arrays of `StepMasks` to scan."""
     p = level.layers[d]
     path = level.paths[d]
     cell = type(p).__name__
@@ -406,8 +406,8 @@ def _add_direction(
     }
     for value in [*jax.tree.leaves(carry), *inputs.values()]:
         body.input(value.name, *value.shape, dtype=value.dtype)
-    marks = Marks(inputs.get("reset"), _initial(mode, level.i), inputs.get("real"))
-    h, after = body.add(cell, _step, weights, carry, inputs["a"], marks)
+    masks = StepMasks(inputs.get("reset"), _initial(mode, level.i), inputs.get("valid"))
+    h, after = body.add(cell, _step, weights, carry, inputs["a"], masks)
     parts = list(_carry_parts(p))
     for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
         output = body.output(f"{body.prefix}{part}_out", *value.shape, dtype=value.dtype)
@@ -428,28 +428,28 @@ def _add_direction(
     return y
 
 
-def _step(p: CellParams, carry: Any, a: Any, marks: Marks) -> tuple[Any, Any]:
+def _step(p: AnyCell, carry: Any, a: Any, masks: StepMasks) -> tuple[Any, Any]:
     """Compute one step: h, zeros where it is padding, and the next carry."""
     equations = lambda carry: (p.step(PLAIN, carry, a), None)
-    after, _, _ = advance(PLAIN, equations, carry, marks)
+    after, _, _ = advance(PLAIN, equations, carry, masks)
     h = hidden(after)
-    if marks.real is not None:
-        h = PLAIN.choose(marks.real, h)
+    if masks.valid is not None:
+        h = PLAIN.choose(masks.valid, h)
     return h, after
 
 
-def _step_of_input(p: CellParams, carry: Any, x: Any, marks: Marks) -> tuple[Any, Any]:
+def _step_of_input(p: AnyCell, carry: Any, x: Any, masks: StepMasks) -> tuple[Any, Any]:
     """Compute `_step` of an input x."""
-    return _step(p, carry, p.inputs(x), marks)
+    return _step(p, carry, p.inputs(x), masks)
 
 
-def _map_named(name: str, p: CellParams, value: Callable[[str, Any], Value]) -> CellParams:
+def _map_named(name: str, p: AnyCell, value: Callable[[str, Any], Value]) -> AnyCell:
     """Return a layer of what `value` makes of each weight's name, as "layers.0.W", and array."""
     named = lambda path, leaf: value(f"{name}.{_dotted(path)}", leaf)
     return jax.tree_util.tree_map_with_path(named, p)
 
 
-def _carry(p: CellParams, prefix: str) -> Any:
+def _carry(p: AnyCell, prefix: str) -> Any:
     """Return a layer's carry, of the tensors with these names."""
     values = [
         Value(prefix + name, part.shape, part.dtype) for name, part in _carry_parts(p).items()
@@ -459,12 +459,12 @@ def _carry(p: CellParams, prefix: str) -> Any:
 
 def _initial(mode: Mode, i: int) -> Any:
     """Return what a reset of layer i sets; None: zeros."""
-    if mode.initial is None:
+    if mode.reset_carry is None:
         return None
-    return jax.tree.map(lambda leaf: constant("initial", leaf), mode.initial[i])
+    return jax.tree.map(lambda leaf: constant("reset_carry", leaf), mode.reset_carry[i])
 
 
-def _real(graph: Graph, x: str, lengths: str) -> str:
+def _valid(graph: Graph, x: str, lengths: str) -> str:
     """Add (T, B): whether a step is none of the padding. x is (T, B, F)."""
     zero = graph.constant("0", np.int64(0))
     one = graph.constant("1", np.int64(1))

@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 
 from jaxgru.cells.carry import Size
 from jaxgru.errors import needs
-from jaxgru.libraries import InteropError, common
+from jaxgru.libraries import LibraryError, common
 
 with needs("onnx"):
     import onnx
@@ -65,11 +65,11 @@ class Graph:
     """
 
     def __init__(self, weights: Any) -> None:
-        """Raise InteropError if the weights are neither all float32 nor all float64."""
+        """Raise LibraryError if the weights are neither all float32 nor all float64."""
         dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(weights)}
         if len(dtypes) > 1:
             names = " and ".join(sorted(dtypes))
-            raise InteropError(f"the weights are {names}; they must be all float32 or all float64.")
+            raise LibraryError(f"the weights are {names}; they must be all float32 or all float64.")
         common.check_dtype("the weights", *dtypes)
         self.dtype = np.dtype(*dtypes)
         self.prefix = ""
@@ -132,7 +132,7 @@ class Graph:
         except TypeError as error:
             if "_DimExpr" not in str(error):
                 raise
-            raise InteropError(
+            raise LibraryError(
                 f"{what} needs the batch size as an int, as len(h) does, but a graph leaves it "
                 "open; write h.shape[0]."
             ) from error
@@ -249,7 +249,7 @@ class _Operators:
         raise self.refusal(f"JAX's {name}")
 
     def check_dtypes(self, eqn: Any) -> None:
-        """Raise InteropError if ONNX's operators do not take the dtypes of a primitive."""
+        """Raise LibraryError if ONNX's operators do not take the dtypes of a primitive."""
         name = eqn.primitive.name
         dtypes = {var.aval.dtype.name for var in eqn.invars}
         others = dtypes - _dtypes_of(name)
@@ -298,8 +298,8 @@ class _Operators:
         shapes = [var.aval.shape for var in eqn.invars]
         return [self.broadcast(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
 
-    def refusal(self, computes: str) -> InteropError:
-        return InteropError(f"{self.what} computes {computes}, which jaxgru cannot write as ONNX.")
+    def refusal(self, computes: str) -> LibraryError:
+        return LibraryError(f"{self.what} computes {computes}, which jaxgru cannot write as ONNX.")
 
     def name_of(self, x: Value) -> str:
         """Return the name of a tensor, which is now in the graph."""

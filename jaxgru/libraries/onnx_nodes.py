@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxgru import cells
 from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.errors import needs
-from jaxgru.libraries import InteropError, check_shapes, common
+from jaxgru.errors import UserError, needs
+from jaxgru.libraries import LibraryError, check_shapes, common
 from jaxgru.printing import shown
 
 with needs("onnx"):
@@ -42,12 +42,12 @@ class Operator(NamedTuple):
 
 
 OPERATORS: dict[type, Operator] = {
-    cells.GRUParams: Operator("GRU", {"linear_before_reset": 1}),
-    cells.ResetBeforeGRUParams: Operator("GRU", {"linear_before_reset": 0}),
-    cells.RNNParams: Operator("RNN", {}),
-    cells.CoupledLSTMParams: Operator("LSTM", {"input_forget": 1}),
-    cells.LSTMParams: Operator("LSTM", {}),
-    cells.PeepholeLSTMParams: Operator("LSTM", {}),
+    cells.GRUCell: Operator("GRU", {"linear_before_reset": 1}),
+    cells.ResetBeforeGRUCell: Operator("GRU", {"linear_before_reset": 0}),
+    cells.RNNCell: Operator("RNN", {}),
+    cells.CoupledLSTMCell: Operator("LSTM", {"input_forget": 1}),
+    cells.LSTMCell: Operator("LSTM", {}),
+    cells.PeepholeLSTMCell: Operator("LSTM", {}),
 }
 """For each class of layers, its operator."""
 
@@ -73,8 +73,8 @@ class RecurrentNode:
 
     name: str
     direction: str
-    layer: cells.CellParams
-    backward: cells.CellParams | None
+    layer: cells.AnyCell
+    backward: cells.AnyCell | None
 
 
 def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
@@ -95,7 +95,7 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
       nodes]` is one for `jaxgru.unroll`; so are the `node.backward` for `jaxgru.bidirectional`.
 
     Raises:
-      InteropError: there is no recurrent node, or one whose weights are not constants or whose
+      LibraryError: there is no recurrent node, or one whose weights are not constants or whose
         functions are not sigmoid, tanh and ReLU.
     """
     where = "the ONNX model cannot be used"
@@ -111,18 +111,18 @@ def from_onnx(model: onnx.ModelProto | str | Path) -> tuple[RecurrentNode, ...]:
         if node.op_type in ORDER and node.domain in ("", "ai.onnx")
     ]
     if not nodes:
-        raise InteropError(
+        raise LibraryError(
             f"{where}: its graph contains no GRU, LSTM or RNN node (subgraphs are not read)."
         )
     return tuple(nodes)
 
 
-def parsed(where: str, data: bytes) -> onnx.ModelProto:
-    """Return what is in a file. Raises InteropError, whose message `where` begins."""
+def parsed(where: str, data: bytes, kind: type[UserError] = LibraryError) -> onnx.ModelProto:
+    """Return what is in a file, or raise an error of this kind, whose message `where` begins."""
     try:
         return onnx.ModelProto.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise InteropError(f"{where}: it is not a whole ONNX file ({error}).") from error
+        raise kind(f"{where}: it is not a whole ONNX file ({error}).") from error
 
 
 class _Nodes:
@@ -141,13 +141,13 @@ class _Nodes:
             return self._stored_value(what, self.initializers[name])
         if name in self.makers:
             return self._computed_value(what, name)
-        raise InteropError(
+        raise LibraryError(
             f"{what} comes from {shown(name)}, an input of the graph, so it is not known."
         )
 
     def _stored_value(self, what: str, tensor: TensorProto) -> np.ndarray:
         if tensor.data_location == TensorProto.EXTERNAL and self.folder is None:
-            raise InteropError(f"{what} is in a file beside the graph's; pass the graph's path.")
+            raise LibraryError(f"{what} is in a file beside the graph's; pass the graph's path.")
         return numpy_helper.to_array(tensor, str(self.folder or ""))
 
     def _computed_value(self, what: str, name: str) -> np.ndarray:
@@ -175,7 +175,7 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
     activations = _activations(at, op, attributes, directions)
     clip = attributes.get("clip")
     if clip is not None and not clip > 0:
-        raise InteropError(f"{at} has clip={clip}; it must be above 0.")
+        raise LibraryError(f"{at} has clip={clip}; it must be above 0.")
     weights = _weights(graph, at, node, directions)
     cls = _layer_class(op, attributes, has_peepholes="P" in weights)
     layers = [
@@ -194,7 +194,7 @@ def _read(graph: _Nodes, node: onnx.NodeProto) -> RecurrentNode:
 def _activations(
     at: str, op: str, attributes: Mapping[str, Any], directions: int
 ) -> tuple[str, ...]:
-    """Return the activation of each direction; raise InteropError for other functions."""
+    """Return the activation of each direction; raise LibraryError for other functions."""
     choices = list(itertools.product(ACTIVATIONS, repeat=directions))
     supported = [
         [function for activation in choice for function in functions(op, activation)]
@@ -237,8 +237,8 @@ def _layer_class(op: str, attributes: Mapping[str, Any], has_peepholes: bool) ->
         return all(attributes.get(name, 0) == value for name, value in fixed)
 
     cls = next(cls for cls, operator in OPERATORS.items() if computes(operator))
-    if cls is cells.LSTMParams and has_peepholes:
-        return cells.PeepholeLSTMParams
+    if cls is cells.LSTMCell and has_peepholes:
+        return cells.PeepholeLSTMCell
     return cls
 
 
@@ -251,7 +251,7 @@ def operator_shapes(op: str, directions: int, E: int, H: int) -> dict[str, tuple
 
 def layer_from_operator(
     cls: Any, weights: Mapping[str, np.ndarray], **options: Any
-) -> cells.CellParams:
+) -> cells.AnyCell:
     """Return a layer, given the weights of one direction: W, R, B and, with peepholes, P."""
     order = ORDER[OPERATORS[cls].name]
     W = weights["W"].T

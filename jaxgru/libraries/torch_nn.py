@@ -20,14 +20,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.cells import GRUParams, LSTMParams, ProjectedLSTMParams, RNNParams, sizes
+from jaxgru.cells import GRUCell, LSTMCell, ProjectedLSTMCell, RNNCell, sizes
 from jaxgru.layers.stack import Layers
 from jaxgru.layers.validate import as_array
-from jaxgru.libraries import InteropError, check_shapes, common, import_torch
+from jaxgru.libraries import LibraryError, check_shapes, common, import_torch
 from jaxgru.printing import shown, type_name
 
-KINDS: dict[str, type] = {"gru": GRUParams, "lstm": LSTMParams, "rnn": RNNParams}
-ORDERS = {GRUParams: "rzn", LSTMParams: "ifgo", ProjectedLSTMParams: "ifgo", RNNParams: "h"}
+KINDS: dict[str, type] = {"gru": GRUCell, "lstm": LSTMCell, "rnn": RNNCell}
+ORDERS = {GRUCell: "rzn", LSTMCell: "ifgo", ProjectedLSTMCell: "ifgo", RNNCell: "h"}
 NAMES = {"W": "weight_ih", "U": "weight_hh", "b": "bias_ih", "c": "bias_hh", "P": "weight_hr"}
 
 
@@ -58,13 +58,13 @@ def from_torch(module: Any, *, cell: str | None = None, prefix: str = "") -> Any
         where = f"the state_dict at {shown(prefix)}" if prefix else "the state_dict"
         return _layers(where, _below(prefix, module), cell)
     if prefix:
-        raise InteropError(
+        raise LibraryError(
             f"the prefix {shown(prefix)} is for a state_dict; of a module, pass the part itself."
         )
     kind = _check_module(import_torch(), module)
     where = f"this {type(module).__name__}"
     if cell not in (None, kind):
-        raise InteropError(f"{where} is not that of cell={shown(cell)}; its cell is {kind}.")
+        raise LibraryError(f"{where} is not that of cell={shown(cell)}; its cell is {kind}.")
     return _layers(where, module.state_dict(), kind)
 
 
@@ -101,16 +101,16 @@ def _empty_module(torch: ModuleType, stacks: Sequence[Sequence[Any]], batch_firs
     p = stacks[0][0]
     E, H = sizes(p)
     options: dict[str, Any] = dict(num_layers=len(stacks[0]), bidirectional=len(stacks) == 2)
-    if isinstance(p, ProjectedLSTMParams):
+    if isinstance(p, ProjectedLSTMCell):
         options["proj_size"] = H
         H = len(p.P)
-    if isinstance(p, RNNParams):
+    if isinstance(p, RNNCell):
         options["nonlinearity"] = p.activation
         layers = itertools.chain(*stacks)
-        activations = {layer.activation for layer in layers if isinstance(layer, RNNParams)}
+        activations = {layer.activation for layer in layers if isinstance(layer, RNNCell)}
         if len(activations) > 1:
-            raise InteropError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
-    modules: dict[type, Any] = {GRUParams: torch.nn.GRU, RNNParams: torch.nn.RNN}
+            raise LibraryError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
+    modules: dict[type, Any] = {GRUCell: torch.nn.GRU, RNNCell: torch.nn.RNN}
     make = modules.get(type(p), torch.nn.LSTM)
     # No weights are drawn, which would move PyTorch's random generator.
     with torch.device("meta"):
@@ -118,7 +118,7 @@ def _empty_module(torch: ModuleType, stacks: Sequence[Sequence[Any]], batch_firs
 
 
 def _check_module(torch: ModuleType, module: Any) -> str:
-    """Return the name of the module's cell. Raises InteropError if it may compute another."""
+    """Return the name of the module's cell. Raises LibraryError if it may compute another."""
     nn = torch.nn
     if (
         type(module) not in (nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell)
@@ -126,7 +126,7 @@ def _check_module(torch: ModuleType, module: Any) -> str:
         or module._forward_hooks
         or nn.utils.parametrize.is_parametrized(module)
     ):
-        raise InteropError(
+        raise LibraryError(
             f"{type_name(module)} cannot be converted: it must be a torch.nn.GRU, LSTM or RNN, or "
             "a cell of these, without hooks, parametrized weights or methods of its own (remove "
             "them first by remove_weight_norm, remove_spectral_norm, prune.remove or "
@@ -147,7 +147,7 @@ def _below(prefix: str, state: Mapping[str, Any]) -> Mapping[str, Any]:
     start = prefix.removesuffix(".") + "."
     part = {name[len(start) :]: w for name, w in state.items() if name.startswith(start)}
     if not part:
-        raise InteropError(
+        raise LibraryError(
             f"the state_dict has no tensor at the prefix {shown(prefix)}; {_recurrent(state)}."
         )
     return part
@@ -247,12 +247,12 @@ def _module(
     kind = _kind(W, units)
     if kind is None or not _is_cell_of(kind, cell):
         kinds = "a GRU, an LSTM or an RNN" if cell is None else f"cell={shown(cell)}"
-        raise InteropError(
+        raise LibraryError(
             f"{where} is not that of {kinds}: weight_ih{first} has shape {W}, weight_hh{first} "
             f"{U}; of a larger model, pass the prefix of the recurrent module: {_recurrent(state)}."
         )
     if kind == "rnn" and cell is None:
-        raise InteropError(
+        raise LibraryError(
             f"{where} is of an RNN and does not say its nonlinearity; if it is tanh, pass "
             'cell="rnn", and if it is ReLU, cell="rnn_relu".'
         )
@@ -261,7 +261,7 @@ def _module(
     if f"bias_ih{first}" in shapes:
         fields += "bc"
     if P and kind == "lstm":
-        cls = ProjectedLSTMParams
+        cls = ProjectedLSTMCell
         fields += "P"
     directions = 2 if "weight_ih_l0_reverse" in shapes else 1
     return _Module(
@@ -313,9 +313,9 @@ def _array(weight: Any) -> np.ndarray:
 def _arrays(p: Any) -> dict[str, np.ndarray]:
     """Return one layer's arrays by the names of our fields, (out, in) as PyTorch's."""
     has = "PyTorch has an LSTM, an RNN, and a GRU whose reset gate acts after the product"
-    options = ("activation",) if isinstance(p, RNNParams) else ()
+    options = ("activation",) if isinstance(p, RNNCell) else ()
     order = common.counterpart(p, ORDERS, has, *options)
     arrays = common.weights_in_order(p, order)._asdict()
-    if isinstance(p, ProjectedLSTMParams):
+    if isinstance(p, ProjectedLSTMCell):
         arrays["P"] = p.P
     return {name: np.array(np.asarray(array).T, order="C") for name, array in arrays.items()}

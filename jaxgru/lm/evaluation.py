@@ -1,7 +1,8 @@
 """How likely a text is, with the state kept in windows, in one stream, or not at all.
 
 Functions whose names end in `_nll` return nats for each prediction. NumPy averages them in float64,
-so rounding errors do not grow with the text. `end` is everywhere what it is for `window_nll`.
+so rounding errors do not grow with the text. `separator_token` is everywhere what it is for
+`window_nll`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from jaxtyping import Array, Float, Int
 from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError, check_whole
 from jaxgru.lm.arguments import as_sequence, check_string
-from jaxgru.lm.data.batching import as_text, power_of_two, unit_starts, windows
+from jaxgru.lm.data.batching import as_text, document_starts, power_of_two, windows
+from jaxgru.lm.data.documents import encode_text, separator_token_of
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
-from jaxgru.lm.data.units import encode_text, end_token
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
 from jaxgru.parallel.sharding import ROWS, one_copy, shard
 
@@ -43,7 +44,7 @@ def window_nll(
     tokens: Int[AnyArray, "N"],
     window: int,
     mesh: Mesh | None = None,
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction, with the state reset every `window` tokens.
 
@@ -53,8 +54,8 @@ def window_nll(
       mesh: the devices that share the batches; the parameters must be on it. One device computes
         each batch, so the result is bit-identical to that of a single device. None: one device
         computes all batches.
-      end: of a text in units, the end-of-unit token: the state is also reset before each of these;
-        None: the text is one.
+      separator_token: of a text in documents, their separator: the state is also reset before each
+        of these. None: the text is one.
 
     Raises:
       UserError: the window is below 1, or the tokens are fewer than two, not one sequence of
@@ -67,14 +68,14 @@ def window_nll(
     batch_size = max(1, min(TOKENS_AT_ONCE, n) // window)
     batches = windows(jnp.asarray(tokens), window, batch_size)
     if mesh is None or mesh.size == 1:
-        nll = batches_nll(one_copy(params, mesh), *batches, end=end)
+        nll = batches_nll(one_copy(params, mesh), *batches, separator_token=separator_token)
     else:
         # Every device computes equally many batches.
         num_missing = -len(batches[0]) % mesh.size
         padding = [(0, num_missing), (0, 0), (0, 0)]
         sharding = NamedSharding(mesh, P(ROWS))
         inputs, targets = (shard(jnp.pad(x, padding), sharding) for x in batches)
-        nll = _nll_on_mesh(mesh, params, inputs, targets, end=end)
+        nll = _nll_on_mesh(mesh, params, inputs, targets, separator_token=separator_token)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
@@ -83,29 +84,29 @@ def window_loss(
     tokens: Int[AnyArray, "N"],
     window: int,
     mesh: Mesh | None = None,
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> float:
     """Return the mean of `window_nll`, nats per token. Raises what that raises."""
-    return float(window_nll(params, tokens, window, mesh, end).mean())
+    return float(window_nll(params, tokens, window, mesh, separator_token).mean())
 
 
 def stream_nll(
-    params: Params, tokens: Int[AnyArray, "N"], end: int | None = None
+    params: Params, tokens: Int[AnyArray, "N"], separator_token: int | None = None
 ) -> Float[np.ndarray, "N-1"]:
     """Compute the nats of each prediction over one stream: the state is never reset.
 
-    Of a text in units, it is reset before each end-of-unit token, `end`, and only there.
+    Of a text in documents, it is reset before each separator token, and only there.
     """
     params = on_device(params)
     tokens = as_text(tokens, len(params.embedding))
     n = len(tokens) - 1
     pieces = windows(jnp.asarray(tokens), min(TOKENS_AT_ONCE, n), 1)
-    nll = batches_nll(params, *pieces, end=end, keep=True)
+    nll = batches_nll(params, *pieces, separator_token=separator_token, keep=True)
     return np.asarray(nll, np.float64).ravel()[:n]
 
 
 def lines_nll(
-    params: Params, lines: Sequence[Chunk], end: int | None = None
+    params: Params, lines: Sequence[Chunk], separator_token: int | None = None
 ) -> list[Float[np.ndarray, "_"]]:
     """Compute the nats of each prediction in each line, from zero state; a line may be empty.
 
@@ -121,27 +122,27 @@ def lines_nll(
     while remaining:
         longest = remaining[0]
         if lengths[longest] > TOKENS_AT_ONCE:
-            nats[longest] = stream_nll(params, lines[longest], end)
+            nats[longest] = stream_nll(params, lines[longest], separator_token)
             remaining = remaining[1:]
             continue
         T = max(SHORTEST, power_of_two(lengths[longest]))
         rows = min(power_of_two(len(lines)), max(TOKENS_AT_ONCE // T, 1))
         batch = remaining[:rows]
         remaining = remaining[rows:]
-        nll = _padded_nll(params, [lines[i] for i in batch], rows, T, end)
+        nll = _padded_nll(params, [lines[i] for i in batch], rows, T, separator_token)
         for i, line_nll in zip(batch, nll, strict=False):
             nats[i] = line_nll[: lengths[i]]
     return nats
 
 
 def _padded_nll(
-    params: Params, lines: Sequence[Chunk], rows: int, T: int, end: int | None
+    params: Params, lines: Sequence[Chunk], rows: int, T: int, separator_token: int | None
 ) -> Float[np.ndarray, "B T"]:
     """Compute one batch whose first rows are the lines, each padded to T predictions."""
     padded = np.zeros((1, rows, T + 1), np.int32)
     for row, line in zip(padded[0], lines, strict=False):
         row[: len(line)] = line
-    nll = batches_nll(params, padded[..., :-1], padded[..., 1:], end=end)
+    nll = batches_nll(params, padded[..., :-1], padded[..., 1:], separator_token=separator_token)
     return np.asarray(nll, np.float64)[0]
 
 
@@ -218,7 +219,7 @@ def score_lines(
     tokenizer: Tokenizer,
     lines: Iterable[str],
     nll: NLL[Model] | None = None,
-    unit: str = "",
+    separator: str = "",
 ) -> Iterator[Scores]:
     """Yield how likely each token of each line is, its first one included, given those before it.
 
@@ -240,9 +241,9 @@ def score_lines(
         its losses is NaN.
       nll: as for `score`, called for each line. None: the model is the parameters, and lines are
         computed in batches.
-      unit: `data.unit` of the model's config. The end-of-unit token is then read in place of the
-        newline, and the line as in training: a separator in it ends a unit, where the state is
-        reset, and the line ends of Windows are newlines.
+      separator: `data.separator` of the model's config. The separator token is then read in place
+        of the newline, and the line as in training: a separator in it ends a document, where the
+        state is reset, and the line ends of Windows are newlines.
 
     Raises:
       UserError: `lines` is one string, which `text.splitlines()` cuts, or a line is no string.
@@ -251,14 +252,16 @@ def score_lines(
     if isinstance(lines, str):
         raise UserError("lines is one string; give a list of lines, such as text.splitlines().")
     start = ""
-    if not unit and _has_newline(tokenizer):
+    if not separator and _has_newline(tokenizer):
         start = "\n"
     numbered = enumerate(lines, 1)
     while group := list(itertools.islice(numbered, LINES_AT_ONCE)):
-        encoded = [_encode_line(tokenizer, start, number, line, unit) for number, line in group]
+        encoded = [
+            _encode_line(tokenizer, start, number, line, separator) for number, line in group
+        ]
         tokens, sizes = zip(*encoded, strict=True)
         if nll is None:
-            nats = lines_nll(cast(Params, model), tokens, end_token(tokenizer, unit))
+            nats = lines_nll(cast(Params, model), tokens, separator_token_of(tokenizer, separator))
         else:
             nats = [nll(model, line) if len(line) > 1 else np.empty(0) for line in tokens]
         yield from map(partial(_scores, tokenizer), tokens, sizes, nats)
@@ -267,19 +270,19 @@ def score_lines(
 def _has_newline(tokenizer: Tokenizer) -> bool:
     """Return whether a newline is a token of its own."""
     try:
-        end_token(tokenizer, "line")
+        separator_token_of(tokenizer, "line")
     except TokenizerError:
         return False
     return True
 
 
 def _encode_line(
-    tokenizer: Tokenizer, start: str, number: int, line: str, unit: str
+    tokenizer: Tokenizer, start: str, number: int, line: str, separator: str
 ) -> tuple[Tokens, int]:
     """Return what `encode_text` returns. Raises errors that name the line by its number."""
     check_string(f"line {number}", line)
     try:
-        return encode_text(tokenizer, start + line, unit)
+        return encode_text(tokenizer, start + line, separator)
     except UserError as error:
         raise TokenizerError(f"line {number} cannot be encoded: {error}") from error
 
@@ -292,19 +295,19 @@ def _scores(
     return Scores(nats, num_characters, pieces)
 
 
-@partial(jax.jit, static_argnames=("end", "keep"))
+@partial(jax.jit, static_argnames=("separator_token", "keep"))
 def batches_nll(
     params: Params,
     inputs: Int[Array, "M B T"],
     targets: Int[Array, "M B T"],
-    end: int | None = None,
+    separator_token: int | None = None,
     keep: bool = False,
 ) -> Float[Array, "M B T"]:
     """Compute each batch in turn; `keep`: from the state after the batch before, not from zeros."""
 
     def batch_nll(carry: ModelCarry | None, batch: tuple[Array, Array]) -> tuple[Any, Array]:
         inputs, targets = batch
-        logits, after = apply(params, inputs, carry, reset=unit_starts(inputs, end))
+        logits, after = apply(params, inputs, carry, reset=document_starts(inputs, separator_token))
         return after if keep else None, token_nll(logits, targets)
 
     start = initial_carry(params, inputs.shape[1]) if keep else None
@@ -312,18 +315,18 @@ def batches_nll(
     return nll
 
 
-@partial(jax.jit, static_argnames=("mesh", "end"))
+@partial(jax.jit, static_argnames=("mesh", "separator_token"))
 def _nll_on_mesh(
     mesh: Mesh,
     params: Params,
     inputs: Int[Array, "M B T"],
     targets: Int[Array, "M B T"],
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> Float[Array, "M B T"]:
     """Compute `batches_nll`, an equal share of the batches on each device; gather the results."""
 
     def share(params: Params, inputs: Array, targets: Array) -> Array:
-        nll = batches_nll(params, inputs, targets, end=end)
+        nll = batches_nll(params, inputs, targets, separator_token=separator_token)
         return jax.lax.all_gather(nll, ROWS, tiled=True)
 
     in_specs = (P(), P(ROWS), P(ROWS))

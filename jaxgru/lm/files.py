@@ -15,6 +15,10 @@ from jaxgru.errors import MissingPackage, UserError, needs
 CHECKSUMS = "checksums.json"
 
 
+class ModelFileError(UserError):
+    """A file of a model that cannot be read or written."""
+
+
 def reason(error: OSError) -> str:
     """Return the system's message, and in brackets the file that it names but a temporary one."""
     message = error.strerror or str(error)

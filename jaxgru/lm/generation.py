@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int
 from jaxgru.errors import UserError, check_flags, check_whole
 from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
+from jaxgru.lm.data.documents import documents_of, separator_character, separator_token_of
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
 from jaxgru.lm.data.tokenizers.base import check_utf_8
-from jaxgru.lm.data.units import end_of, end_token, units_of
 from jaxgru.lm.model import ModelCarry, Params, check_params
 from jaxgru.lm.processors import Processor
 from jaxgru.lm.samplers import (
@@ -46,10 +46,10 @@ class Options:
       seed: of the random key, from 0 to 2³² − 1; with the same seed, the text is the same.
       stop: the text ends before the first of these strings.
       logits_processor: as for `generate`; its counts are those of the prompt and the new text.
-      unit: `data.unit` of the model's config. The prompt, which may be "", then begins a unit, and
-        the text ends where the unit does; with the carry of another text, the prompt goes on. What
-        ends a unit within the prompt begins another: of the prompt, all before is neither read nor
-        counted. The line ends of Windows are read as newlines.
+      separator: `data.separator` of the model's config. The prompt, which may be "", then begins a
+        document, and the text ends where the document does; with the carry of another text, the
+        prompt goes on. What ends a document within the prompt begins another: of the prompt, all
+        before is neither read nor counted. The line ends of Windows are read as newlines.
       unknown: whether the new text, and not only the prompt, may hold the tokenizer's unknown
         token, such as " <unk>" of words.
     """
@@ -63,7 +63,7 @@ class Options:
     seed: int = 0
     stop: Sequence[str] = ()
     logits_processor: Processor | tuple[Processor, ...] = ()
-    unit: str = ""
+    separator: str = ""
     unknown: bool = False
 
     @property
@@ -106,7 +106,7 @@ class TextStream(Iterator[str]):
         """The state after the text so far, prompt included, from which another text can go on.
 
         If the text has ended before a stop string, this state has read that string, too, and if a
-        unit has ended, the next one goes on from it. None where no state is carried: with
+        document has ended, the next one goes on from it. None where no state is carried: with
         `stateful=False`, and with an n-gram model.
         """
         return self._sampler.carry()
@@ -263,7 +263,7 @@ def _check(model: Params | NGramModel, tokenizer: Tokenizer, options: Options) -
         unknown=options.unknown,
     )
     as_processors(options.logits_processor)
-    check_string("unit", options.unit)
+    check_string("separator", options.separator)
     if not _are_stop_strings(options.stop):
         raise UserError(
             f"stop is {shown(options.stop)}; it must be a tuple or list of strings of at least one "
@@ -305,19 +305,19 @@ def _encode_all(
 
 
 def _encode(tokenizer: Tokenizer, prompt: str, options: Options, has_carry: bool) -> _EncodedPrompt:
-    """Encode a prompt; `has_carry`: it may go on within the unit of another text."""
+    """Encode a prompt; `has_carry`: it may go on within the document of another text."""
     check_string("the prompt", prompt)
     if not tokenizer.reads_bytes:  # an argument's bytes that are no UTF-8 are such halves
         check_utf_8(prompt)
     text = prompt
     stop = options.stop
     beginning: list[int] = []
-    unit_end = end_token(tokenizer, options.unit)
-    if unit_end is not None:
-        *earlier_units, text = units_of(prompt, options.unit)
-        stop = (*stop, end_of(options.unit))
-        if earlier_units or not has_carry:
-            beginning = [unit_end]
+    separator_token = separator_token_of(tokenizer, options.separator)
+    if separator_token is not None:
+        *earlier_documents, text = documents_of(prompt, options.separator)
+        stop = (*stop, separator_character(options.separator))
+        if earlier_documents or not has_carry:
+            beginning = [separator_token]
 
     tail, first_token_mask = tokenizer.may_follow(text)
     text_tokens = tokenizer.encode(text.removesuffix(tail))
@@ -333,8 +333,8 @@ def _encode(tokenizer: Tokenizer, prompt: str, options: Options, has_carry: bool
     sampled = Prompt(
         tokens=tokens,
         text_tokens=text_tokens,
-        continues_unit=not beginning,
-        unit_end=unit_end,
+        continues_document=not beginning,
+        separator_token=separator_token,
         token_mask=token_mask,
         first_token_mask=first_token_mask,
     )

@@ -17,10 +17,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
-from jaxgru.cells import Carry, CellParams, Lookup, hidden, sizes
+from jaxgru.cells import AnyCell, Carry, Lookup, hidden, sizes
 from jaxgru.cells.carry import AnyArray, Size
 from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
-from jaxgru.cells.products import dot, matmul, round_weights, rows
+from jaxgru.cells.products import embed, matmul, promoted_matmul, round_weights
 from jaxgru.cells.promotion import at_least_float32, plus, widest
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import UserError
@@ -65,7 +65,7 @@ class Params:
     """Parameters of a model. `apply` needs no config: types and shapes define the model."""
 
     embedding: Float[Array, "V E"]
-    layers: tuple[CellParams, ...]
+    layers: tuple[AnyCell, ...]
     norm: LayerNormParams | None
     head: HeadParams
 
@@ -210,8 +210,8 @@ def apply(
     if reset is not None:
         options["reset"] = as_flags("reset", reset, tokens.shape).T
     h, last_carry = unroll(params.layers, x, carry, time_major=True, **options)
-    # The gradient of `dot` is written by hand, and so has no forward mode.
-    multiply = matmul if implementation == "autodiff" else dot
+    # The gradient of `matmul` is written by hand, and so has no forward mode.
+    multiply = promoted_matmul if implementation == "autodiff" else matmul
     head = sharded_by_xla(partial(_logits, multiply), h, (0, 1, None))
     logits = head(params, h)
     return logits.swapaxes(0, 1), last_carry
@@ -242,9 +242,9 @@ def step(
 
 @jax.jit  # outside of `jit`, one program; called op by op, a step would take ten times as long
 def _step(params: Params, token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-    x = rows(params.embedding, token)
+    x = embed(params.embedding, token)
     h, carry = step_of_layers(params.layers, x, carry)
-    return _logits(dot, params, h), carry
+    return _logits(matmul, params, h), carry
 
 
 def stepper(
@@ -261,13 +261,13 @@ def stepper(
     steps = [first_step, *(cells.stepper(layer, None) for layer in others)]
 
     def step(token: Array, carry: ModelCarry) -> tuple[Array, ModelCarry]:
-        x = token if has_table else rows(params.embedding, token)
+        x = token if has_table else embed(params.embedding, token)
         carry_after = []
         for step_layer, layer_carry in zip(steps, carry, strict=True):
             layer_carry = step_layer(layer_carry, x)
             carry_after.append(layer_carry)
             x = hidden(layer_carry)
-        return _logits(dot, params, x), tuple(carry_after)
+        return _logits(matmul, params, x), tuple(carry_after)
 
     return step
 

@@ -45,16 +45,16 @@ class Prompt(NamedTuple):
     Attributes:
       tokens: what the model reads, at least one.
       text_tokens: what the processors count as the text so far.
-      continues_unit: whether the prompt goes on within the unit of the text before it.
-      unit_end: the token that ends a unit; None: the text is not in units.
+      continues_document: whether the prompt goes on within the document of the text before it.
+      separator_token: the token that ends a document; None: the text is not in documents.
       token_mask: which tokens may be written; None: all.
       first_token_mask: which of them may come first; None: all of them.
     """
 
     tokens: Int[np.ndarray, "P"]
     text_tokens: Int[np.ndarray, "C"]
-    continues_unit: bool
-    unit_end: int | None
+    continues_document: bool
+    separator_token: int | None
     token_mask: Bool[np.ndarray, "V"] | None
     first_token_mask: Bool[np.ndarray, "V"] | None
 
@@ -102,7 +102,7 @@ class ModelSampler:
         """
         self.params = _allow_only(prompts[0].token_mask, params)
         self.first_token_mask = _first_token_masks(prompts, len(params.embedding))
-        self.unit_end = prompts[0].unit_end
+        self.separator_token = prompts[0].separator_token
         self.zero_carry = initial_carry(params, len(prompts))
         self.stateful = stateful
         self.logits_processor = logits_processor
@@ -111,7 +111,7 @@ class ModelSampler:
         if logits_processor:
             self.counts = self._count([prompt.text_tokens for prompt in prompts])
 
-        if carry is None or not prompts[0].continues_unit:
+        if carry is None or not prompts[0].continues_document:
             carry = self.zero_carry
         start = ChunkStart(carry, np.stack([prompt.tokens[-1:] for prompt in prompts]))
         # Where `generate` leaves them: from other devices, its second call would compile anew.
@@ -145,7 +145,7 @@ class ModelSampler:
         if self.chunks:
             tokens += list(self.chunks[-1][0, : self.num_yielded, None])
         for token in tokens:
-            if token == self.unit_end:
+            if token == self.separator_token:
                 carry = self.zero_carry
             _, carry = step(self.params, token, carry)
         return carry

@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
 from jaxgru.cells.carry import AnyArray, Tree
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.products import rows
+from jaxgru.cells.products import embed
 from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import UserError, check_flags, check_whole
 from jaxgru.layers.api import unroll
-from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, real_steps
+from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, valid_steps
 from jaxgru.lm.arguments import as_sequence, as_tokens, check_number, check_tokens
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
@@ -300,7 +300,7 @@ def _read_prompt(options: _Options, inputs: _Inputs) -> _State:
     if lengths is not None:
         last = jnp.take_along_axis(prompt, lengths[:, None] - 1, axis=1)[:, 0]
     if options.stateful and P > 1:
-        x = rows(params.embedding, prompt[:, :-1])
+        x = embed(params.embedding, prompt[:, :-1])
         lengths_before_last = None if lengths is None else lengths - 1
         _, carry = unroll(params.layers, x, carry, lengths=lengths_before_last)
     counts = inputs.counts
@@ -318,7 +318,7 @@ def _count(
     if lengths is None:
         is_token = prompt == prompt
     else:
-        is_token = real_steps(lengths, prompt.shape, 1)
+        is_token = valid_steps(lengths, prompt.shape, 1)
     B = len(prompt)
     counts = jnp.zeros((B, vocab_size), jnp.int32)
     return counts.at[jnp.arange(B)[:, None], prompt].add(is_token.astype(counts.dtype))

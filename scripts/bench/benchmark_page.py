@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.benchmark_records import Benchmarks, ContestantTime, save
 from bench.contestants import CONTESTANTS
-from bench.records import Benchmarks, ContestantTime, save
 from jaxgru.printing import counted
 from pages.figures import BLUE, INK, LINE, beside, head, svg
 from pages.markdown import DOCS, ROOT, table, write_page
+from pages.measurements import grouped
 from pages.models import called
-from pages.records import grouped
 
 
 class Comparison(NamedTuple):

@@ -37,7 +37,7 @@ class LEM(Cell):
         dt_y = sigmoid(a_y + u_y)
         dt_z = sigmoid(a_z + u_z)
         z = (1 - dt_z) * z + dt_z * jnp.tanh(a_in + u_in)
-        y = (1 - dt_y) * y + dt_y * jnp.tanh(a_out + layout.product(self.V, z))
+        y = (1 - dt_y) * y + dt_y * jnp.tanh(a_out + layout.matmul(self.V, z))
         return y, z
 
 

@@ -27,7 +27,7 @@ from bench import layers, timing
 from bench.cells import CELLS
 from bench.layers import Layer
 from bench.timing import KINDS, AnyTask, Contestant, LayerTask, PPOTask, Task, on_cpu, random_tokens
-from jaxgru.cells.marks import Marks
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.errors import UserError
 from jaxgru.layers import wavefront
 from jaxgru.lm.config import Config, TrainingConfig
@@ -145,11 +145,11 @@ def _jaxgru_sampling(task: Task, params: Params) -> Contestant:
 
 def _wavefront(task: Task, precision: str) -> Contestant:
     params = jaxgru.lm.init(jax.random.key(0), task.config.model)
-    recurrences = [layer.by_hand() for layer in params.layers]
+    recurrences = [layer.custom_gradient() for layer in params.layers]
     x = jnp.zeros((task.num_tokens, task.batch_size, 1))
     carry = jaxgru.lm.initial_carry(params, task.batch_size)
-    marks = [Marks()] * len(params.layers)
-    if not wavefront.supports(params.layers, recurrences, x, carry, marks):
+    masks = [StepMasks()] * len(params.layers)
+    if not wavefront.supports(params.layers, recurrences, x, carry, masks):
         raise UserError(f"its layers cannot run at once over {task.num_tokens} steps")
     return _jaxgru(task, precision, "wavefront")
 

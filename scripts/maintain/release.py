@@ -22,8 +22,8 @@ from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER, measured_losses
 from jaxgru.lm.runs.folders import RunError, find_run, load_info
 from pages.markdown import table
-from pages.records import describe_hardware, is_finished
-from study.records import Epoch, load_metrics
+from pages.measurements import describe_hardware, is_finished
+from study.study_records import Epoch, load_metrics
 
 MAX_BYTES = 20_000_000  # of one model in the package
 
@@ -92,7 +92,7 @@ def card(
     epoch_of_weights = best if training.patience else epochs[-1]
     rates = [rate for name, rate in vars(training).items() if "drop" in name]
     dropout = " (with dropout)" if any(rates) else ""
-    init_option = f" --init {training.init}" if training.init else ""
+    init_option = f" --init {training.init_from}" if training.init_from else ""
     by = f"- by jaxgru's commit {', then '.join(commits)}\n" if commits else ""
     return f"""<!-- Made by scripts/maintain/release.py. -->
 

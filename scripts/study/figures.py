@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxgru.lm.training import Epoch
 from pages.figures import BAND, BLUE, GREEN, GREY, ORANGE, beside, head, svg
 from pages.models import called, kind
-from study.records import load_published
+from study.study_records import load_published
 
 COLORS = {"astra_alpha": BLUE, "astra_gamma": ORANGE, "elman_alpha": GREEN}
 """Of the models that are drawn as curves."""

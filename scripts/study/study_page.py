@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxgru.analysis.measures import MEASURES
 from pages.markdown import table
-from pages.records import grouped
+from pages.measurements import grouped
 from study.figures import (
     MemoryCurve,
     Recovery,
@@ -21,7 +21,7 @@ from study.figures import (
     plot_recovery,
     plot_sensitivity,
 )
-from study.records import Run, load_published
+from study.study_records import Run, load_published
 
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 DRAWN_MEMORY = ("astra_alpha", "elman_alpha", "astra_gamma")  # with more, the lines overlap

@@ -26,10 +26,12 @@ TEXT = np.array([0, 1, 0, 1, 2, 1])
 class BruteForce:
     """Interpolated modified Kneser–Ney from Chen & Goodman's equations: tuples, sets and loops.
 
-    In units, an `end` is the first or the last token of a k-gram, or not in it.
+    In documents, a separator token is the first or the last token of a k-gram, or not in it.
     """
 
-    def __init__(self, array: np.ndarray, vocab_size: int, order: int, end: int = -1) -> None:
+    def __init__(
+        self, array: np.ndarray, vocab_size: int, order: int, separator_token: int = -1
+    ) -> None:
         text = tuple(array.tolist())
         self.V, self.n = vocab_size, order
         self.c: dict[tuple[int, ...], int] = Counter()
@@ -37,9 +39,9 @@ class BruteForce:
             before: dict[tuple[int, ...], set[int]] = {}
             for i in range(len(text) - k + 1):
                 gram = text[i : i + k]
-                if end in gram[1:-1]:
+                if separator_token in gram[1:-1]:
                     continue
-                if k == order or (k > 1 and gram[0] == end):
+                if k == order or (k > 1 and gram[0] == separator_token):
                     self.c[gram] += 1
                 elif i > 0:
                     before.setdefault(gram, set()).add(text[i - 1])
@@ -129,7 +131,7 @@ class TestByHand:
 class TestAgainstBruteForce:
     @pytest.mark.parametrize("order", [1, 2, 3, 4])
     @pytest.mark.parametrize("vocab_size, seed, units", [
-        (3, 0, {}), (6, 1, {}), (6, 1, {"end": 2}),
+        (3, 0, {}), (6, 1, {}), (6, 1, {"separator_token": 2}),
     ])  # fmt: skip
     def test_every_context(self, order, vocab_size, seed, units):
         """Contexts seen and unseen, of every length up to one token more than the model reads."""

@@ -18,11 +18,11 @@ from conftest import slow
 from msgspec.structs import replace as changed
 
 import benchmark
-from bench import benchmark_page, layers, records, timing
+from bench import benchmark_page, benchmark_records, layers, timing
 from bench import contestants as peers
+from bench.benchmark_records import BenchmarkRun, Benchmarks, ContestantTime
 from bench.cells import CELLS
 from bench.contestants import CONTESTANTS
-from bench.records import BenchmarkRun, Benchmarks, ContestantTime
 from bench.timing import Contestant, LayerTask, PPOTask, Started, Task, measure, start
 from jaxgru import UserError
 from jaxgru.layers import implementations
@@ -101,7 +101,7 @@ def about(hardware: str = "a machine") -> BenchmarkRun:
 
 class TestRecords:
     def test_new_ones_replace_the_same_and_no_others(self, tmp_path):
-        nothing = records.load(tmp_path / "none.json")
+        nothing = benchmark_records.load(tmp_path / "none.json")
         old = [
             record("jaxgru", 1.0, EARLIER),
             record("haiku", 2.0, EARLIER),
@@ -120,12 +120,12 @@ class TestRecords:
         alone = Benchmarks().merged(EARLIER, about(), [record("nnx", 1.0, EARLIER)])
         assert list(alone.merged(NOW, about(), [record("nnx", 2.0)]).runs) == [NOW]
 
-        records.save(tmp_path / "some.json", new)
-        assert records.load(tmp_path / "some.json") == new
+        benchmark_records.save(tmp_path / "some.json", new)
+        assert benchmark_records.load(tmp_path / "some.json") == new
 
         (tmp_path / "x.json").write_text('{"records": [{"run": "x"}], "runs": {}}')
         with pytest.raises(UserError, match="is not a file of measurements"):
-            records.load(tmp_path / "x.json")
+            benchmark_records.load(tmp_path / "x.json")
 
 
 class TestPage:

@@ -16,7 +16,7 @@ from jaxgru.cells.pytrees import struct
 
 
 @struct
-class MGUParams(Cell):
+class MGUCell(Cell):
     Wf: Float[Array, "E H"]
     Uf: Float[Array, "H H"]
     bf: Float[Array, "H"]
@@ -44,4 +44,4 @@ class MGUParams(Cell):
 def init_mgu(key, in_features, hidden_dim, *, dtype=jnp.float32):
     W, U, b = initializers(in_features, hidden_dim, dtype)
     k = jax.random.split(key, 6)
-    return MGUParams(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))
+    return MGUCell(Wf=W(k[0]), Uf=U(k[1]), bf=b(k[2]), Wn=W(k[3]), Un=U(k[4]), bn=b(k[5]))

@@ -36,7 +36,7 @@ def run(registered, tmp_path_factory, tiny_text):
         "model.cell": "mgu",
         "model.second_bias": False,
         "model.reset_gate": "after",
-        "model.initial_weights": "orthogonal",
+        "model.init_scheme": "orthogonal",
         "name": "mgu",
     }
     config = load_config("astra_alpha", options | {"data.corpus": str(tiny_text)})
@@ -94,9 +94,9 @@ def test_the_guides_dreamer_gru(n):
     starts, x = rng.random((B, T)) < 0.3, rng.normal(size=(B, T, E))
     with jax.enable_x64(True):
         names = {"__name__": f"page_{n}", "x": x.astype("float32"), "starts": starts}
-        exec(page_of("NormedLSTM") + page_of("DreamerParams"), names)
+        exec(page_of("NormedLSTM") + page_of("DreamerCell"), names)
         W, gain, b = (rng.normal(size=s) for s in ((n, H // n + E, 3 * H // n), 3 * H, 3 * H))
-        y, _ = jaxgru.unroll(names["DreamerParams"](W, gain, b), x, reset=starts)
+        y, _ = jaxgru.unroll(names["DreamerCell"](W, gain, b), x, reset=starts)
     for row in range(B):
         for t in range(T):
             h = np.zeros(H) if t == 0 or starts[row, t] else h
@@ -129,8 +129,8 @@ def test_another_of_its_name_is_refused(registered):
         @cells.register
         def init_mgu(key, in_features, hidden_dim, *, dtype): ...
 
-    with pytest.raises(ValueError, match="GRUParams is not named init_…; the rest of the name"):
-        cells.register(jaxgru.GRUParams)
+    with pytest.raises(ValueError, match="GRUCell is not named init_…; the rest of the name"):
+        cells.register(jaxgru.GRUCell)
     with pytest.raises(
         jaxgru.UserError,
         match="reset_gate is 'before', .* mgu, which has no .*, or give --model.reset_gate after.",

@@ -21,7 +21,7 @@ from jaxgru.cells import linear_recurrence
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
 from jaxgru.cells.linear_recurrence import LinearSteps
 from jaxgru.cells.products import dense
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 from jaxgru.libraries.flax_linen import to_linen
 from jaxgru.libraries.flax_nnx import from_nnx, to_nnx
 from jaxgru.libraries.torch_nn import from_torch, to_torch
@@ -182,8 +182,8 @@ def test_a_product_with_blocks_is_that_with_their_matrix(B, G, n):
     matrix = np.concatenate(list(gates), axis=-1)
     for layout in (IN_ROWS, IN_COLUMNS):
         for weights, x, expected in ((U, h, h @ matrix), (U.mT, d, d @ matrix.T)):
-            turned = layout.turned((jnp.asarray(weights), jnp.asarray(x)))
-            seen = layout.turned(layout.product(*turned))
+            factors = layout.transpose((jnp.asarray(weights), jnp.asarray(x)))
+            seen = layout.transpose(layout.matmul(*factors))
             np.testing.assert_allclose(seen, expected, rtol=1e-12, atol=1e-13)
 
 
@@ -195,7 +195,7 @@ def test_each_block_is_drawn_by_itself(init):
     blocks = [U for name, U in vars(by_gate(p)).items() if name[0] == "U"]
     for block in (block for U in blocks for block in np.asarray(U)):
         np.testing.assert_allclose(block @ block.T, np.eye(3), atol=1e-14)
-    assert 0.49 < np.abs(init(key, 1, 64, num_blocks=16, init="pytorch").U).max() <= 0.5
+    assert 0.49 < np.abs(init(key, 1, 64, num_blocks=16, init_scheme="pytorch").U).max() <= 0.5
     chex.assert_trees_all_equal(init(key, 3, 6, num_blocks=1), init(key, 3, 6))
 
 
@@ -207,7 +207,7 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
     expected = to_torch(layer)(torch.tensor(x).swapaxes(0, 1))[0].detach().swapaxes(0, 1)
     np.testing.assert_allclose(jaxgru.unroll(layer, jnp.asarray(x))[0], expected, rtol=1e-10)
     for convert in (to_torch, to_linen, to_nnx):
-        with pytest.raises(InteropError, match="LayerNorm"):
+        with pytest.raises(LibraryError, match="LayerNorm"):
             convert(make(layer_norm=True))
     if init is jaxgru.init_gru:
         layer = layer.replace(cn=jnp.zeros_like(layer.cn))

@@ -44,9 +44,9 @@ def test_dashes_and_underscores_are_the_same_in_names_and_not_in_values():
 
 def test_a_unit_alone_has_escapes_typed_as_the_help_shows_them(tmp_path, capsys):
     text = r"a\r\n\t\\n"
-    given = parsed(f"--data.unit={text}", f"--data.corpus={text}")
-    assert config_overrides(given) == {"data.unit": "a\r\n\t\\n", "data.corpus": text}
-    (tmp_path / "mine.toml").write_text(r'data.unit = "\n\n"')
+    given = parsed(f"--data.separator={text}", f"--data.corpus={text}")
+    assert config_overrides(given) == {"data.separator": "a\r\n\t\\n", "data.corpus": text}
+    (tmp_path / "mine.toml").write_text(r'data.separator = "\n\n"')
     with pytest.raises(SystemExit):
         parsed("--help", config=tmp_path / "mine.toml")
     assert r"(default: '\n\n')" in capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_the_defaults_that_help_shows_are_accepted_and_are_the_configs(name, mon
         parsed("--help", config=name)
     line = r"--(\w+\.\w+) (?:INT|FLOAT|TEXT|NAME|\{.*\})\s+.*\(default: (.*)\)\n"
     shown = dict(re.findall(line, capsys.readouterr().out))
-    assert list(shown) == [name for name in dotted_names() if name != "training.init"]
+    assert list(shown) == [name for name in dotted_names() if name != "training.init_from"]
     options = [f"--{dotted}={''.join(shlex.split(text))}" for dotted, text in shown.items()]
     other = "leviathan" if name == "astra_alpha" else "astra_alpha"
     made = load_config(other, config_overrides(parsed(*options)))

@@ -370,7 +370,7 @@ class TestSample:
     def test_a_prompt_of_a_json_line_may_have_several_lines(self, script, tmp_path):
         """As a model of documents has them; in any encoding."""
         tokenizer = CharacterTokenizer("\n\x1eabéd")
-        config = Config(model=ModelConfig("gru", 6, 3, 4), data=DataConfig(unit="\n\n"))
+        config = Config(model=ModelConfig("gru", 6, 3, 4), data=DataConfig(separator="\n\n"))
         save_safetensors(tmp_path / "m.safetensors", random_params(config.model), config, tokenizer)
         prompts = ["a\nbé", "", "b\r\n\r\nda"]
         lines = [json.dumps({"prompt": p, "id": 7}, ensure_ascii=False) for p in prompts]
@@ -381,7 +381,7 @@ class TestSample:
         records = [json.loads(line) for line in (tmp_path / "texts.jsonl").open()]
         assert [record["prompt"] for record in records] == prompts
         model = jaxgru.lm.load(tmp_path / "m.safetensors")[0]
-        texts = generate_texts(model, tokenizer, prompts, Options(12, unit="\n\n"))
+        texts = generate_texts(model, tokenizer, prompts, Options(12, separator="\n\n"))
         assert [record["text"] for record in records] == [*texts]
         for line in ("a", "[" * 10**5, "3", "[]", '{"prompt": 3}', '{"text": "a"}'):
             (tmp_path / "p.jsonl").write_text(f"{lines[1]}\n{line}\n{lines[1]}")
@@ -519,7 +519,7 @@ def as_if_made_so(run: Path) -> None:
     config, info = load_config(run / "config.toml"), load_info(run)
     values = checkpoints.compute_fingerprint(config, info, load_tokenizer(run))
     for folder in (run / "checkpoints").iterdir():
-        (folder / "made_with" / "metadata").write_text(json.dumps(values))
+        (folder / "fingerprint" / "metadata").write_text(json.dumps(values))
         (folder / "checksums.json").unlink()
         write_checksums(folder)
 

@@ -13,16 +13,16 @@ from matplotlib import pyplot
 
 import jaxgru
 from bench import benchmark_page
-from bench.records import Benchmarks
+from bench.benchmark_records import Benchmarks
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.evaluation import stream_nll, window_nll
 from pages import notebooks
 from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill
-from pages.records import load
+from pages.measurements import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
-from study.records import Study
 from study.study_page import Page
+from study.study_records import Study
 
 pytestmark = pytest.mark.usefixtures("drawn")
 

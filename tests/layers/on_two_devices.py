@@ -89,10 +89,10 @@ def in_shard_map(layers, x, options):
 
     @partial(jax.shard_map, mesh=sharding.mesh, in_specs=(P(), ROWS, ROWS, P()), out_specs=P())
     def split(layers, x, options, initial):
-        return jax.lax.psum(loss(layers, x, {**options, "initial": initial}), "data")
+        return jax.lax.psum(loss(layers, x, {**options, "reset_carry": initial}), "data")
 
     def whole(layers, x, options, initial):
-        return loss(layers, x, {**options, "initial": initial})
+        return loss(layers, x, {**options, "reset_carry": initial})
 
     arguments = layers, *jax.device_put((x, options), sharding), initial
     program = jax.jit(jax.grad(split, (0, 1, 3))).lower(*arguments).compile()

@@ -48,7 +48,7 @@ def plus(part):
 
 
 def of_two_ranks(p, layout, h):
-    return layout.product(p.U, jnp.stack([h, h**2], 1)).sum(1) + layout.product(p.V, p.b)
+    return layout.matmul(p.U, jnp.stack([h, h**2], 1)).sum(1) + layout.matmul(p.V, p.b)
 
 
 def scalar(p, layout, carry, a):
@@ -59,7 +59,7 @@ def scalar(p, layout, carry, a):
 def twice(p, layout, h):
     """U directly, too; V of what U returned."""
     y = layout.times(p.U, h) + h @ p.U
-    return y * jnp.diag(p.V) + layout.product(p.V, jnp.sin(y))
+    return y * jnp.diag(p.V) + layout.matmul(p.V, jnp.sin(y))
 
 
 def effect(p, layout, h):
@@ -189,7 +189,7 @@ def test_no_step_runs_with_other_weights():
 
 def test_a_hessian_passes_a_product_of_more_axes():
     def step(p, layout, h, a):
-        return jnp.tanh(a + layout.product(p.U, h.reshape(-1, 1, 2)).reshape(h.shape))
+        return jnp.tanh(a + layout.matmul(p.U, h.reshape(-1, 1, 2)).reshape(h.shape))
 
     loss = lambda p, name: jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
     seen, expected = (jax.hessian(loss)(small(step), name).U.U for name in ("scan", "autodiff"))
@@ -217,8 +217,8 @@ def test_a_carry_of_weak_type_and_whole_numbers():
     mean = jaxgru.Dropout(None, 0.5, "state", "zoneout")
     initial = jax.tree.map(lambda leaf: leaf[0] + 1, start)
     reset = jnp.zeros((2, T), bool).at[0, 1].set(True)
-    _, (_, count) = jaxgru.unroll(p, X, dropout=mean, reset=reset, initial=initial)
+    _, (_, count) = jaxgru.unroll(p, X, dropout=mean, reset=reset, reset_carry=initial)
     assert count.tolist() == [[T], [T + 1]]
-    for argument, of in (("carry", start), ("initial", initial)):
+    for argument, of in (("carry", start), ("reset_carry", initial)):
         with pytest.raises(ValueError, match="float32; .*int32"):
             jaxgru.unroll(p, X, **{argument: (of[0], jnp.zeros_like(of[1], float))})

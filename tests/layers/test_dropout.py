@@ -56,7 +56,7 @@ def test_variational_dropout_at_the_state(kind, H):
     layer, x, carry = problem(make, H)
     dropout = Dropout(KEY, 0.25, "state", "variational")
     (masks,) = dropout_masks([layer], dropout, 2, 4)
-    m = np.asarray(masks.product.keep) / 0.75
+    m = np.asarray(masks.recurrent.keep) / 0.75
     after = carry
     expected = []
     for t in range(4):
@@ -80,7 +80,7 @@ def test_zoneout(kind, rate, mean):
     layer, x, carry = problem(make)
     dropout = Dropout(None if mean else KEY, rate, "state", "zoneout")
     (masks,) = dropout_masks([layer], dropout, 2, 4)
-    updates = jax.tree.leaves(masks.update)
+    updates = jax.tree.leaves(masks.zoneout)
     rates = rate if isinstance(rate, tuple) else (rate,) * len(updates)
 
     def step(parts, x):
@@ -157,7 +157,7 @@ def test_sites(site, kind, L):
     """Which layers have which mask."""
     fields = {
         "input": "input",
-        "state": "product" if kind == "variational" else "state",
+        "state": "recurrent" if kind == "variational" else "hidden",
         "between": "output",
         "output": "output",
     }
@@ -168,7 +168,7 @@ def test_sites(site, kind, L):
         "output": [L - 1],
     }
     for i, layer in enumerate(jax.eval_shape(lambda: masks(Dropout(KEY, 0.5, site, kind), L))):
-        names = ("input", "state", "product", "output")
+        names = ("input", "hidden", "recurrent", "output")
         present = [name for name in names if getattr(layer, name).keep is not None]
         expected = [fields[site]] if i in layers_at[site] else []
         assert present == expected
@@ -205,7 +205,7 @@ def test_a_variational_mask_does_not_change_with_the_step(site):
 def test_the_scale_is_that_of_the_rate_that_16_bits_have():
     """parity_tests/test_models.py tests the masks themselves, and what they do."""
     (mask,) = masks(Dropout(KEY, 0.1, "state"), 1)
-    assert float(mask.state.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
+    assert float(mask.hidden.scale) == pytest.approx(1 / (1 - 6554 / 65536), rel=1e-7)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -269,7 +269,7 @@ def test_several_sites_in_one_call(options):
     expected = []
     for t, y in enumerate(drop(x, masks["input"][0].input)):
         for i, (p, site) in enumerate(zip(layers, ("between", "output"), strict=True)):
-            h[i] = drop(np.tanh(y @ p.W + h[i] @ p.U + p.b), masks["state"][i].state, t)
+            h[i] = drop(np.tanh(y @ p.W + h[i] @ p.U + p.b), masks["state"][i].hidden, t)
             y = drop(h[i], masks[site][i].output, t)
         expected.append(y)
     seen, _ = jaxgru.unroll(layers, x, dropout=dropout, time_major=True, **options)

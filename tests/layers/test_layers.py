@@ -15,8 +15,8 @@ from random_models import INIT
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells import mlp
-from jaxgru.cells.marks import Marks, Mask
-from jaxgru.cells.products import dot
+from jaxgru.cells.products import matmul
+from jaxgru.cells.step_masks import Mask, StepMasks
 from jaxgru.layers import blocks, implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
@@ -58,7 +58,7 @@ def test_steps_are_computed_in_blocks(T, length, kind, monkeypatch):
     monkeypatch.setattr(implementations, "over_time", counted)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")  # on a GPU, all steps are one block
     p, x, carry, _ = problem(kind, T)
-    jax.eval_shape(lambda p, carry, x: unroll_layer(p, carry, x, Marks()), p, carry, x)
+    jax.eval_shape(lambda p, carry, x: unroll_layer(p, carry, x, StepMasks()), p, carry, x)
     assert set(lengths) == {length}
 
 
@@ -107,7 +107,7 @@ def test_an_mlp_of_many_positions(monkeypatch):
     monkeypatch.setattr(mlp, "UNROLLED", 1)
     p, x, carry, mask = problem("mlp", 5)
     both = (
-        value_and_gradients(partial(run, marks=Marks(state=mask)), p, carry, x)
+        value_and_gradients(partial(run, masks=StepMasks(hidden=mask)), p, carry, x)
         for run in (unroll_layer, unroll_autodiff)
     )
     chex.assert_trees_all_close(*both, rtol=1e-10, atol=1e-11)
@@ -117,7 +117,7 @@ def test_the_program_of_an_mlp_does_not_grow_with_its_positions():
     x = jnp.ones((5, 2, 3), jnp.float32)
 
     def run(p):
-        return unroll_layer(p, p.zero_carry(2), x, Marks())
+        return unroll_layer(p, p.zero_carry(2), x, StepMasks())
 
     def program(context_length):
         p = cells.init_mlp(jax.random.key(0), 3, 4, context_length=context_length)
@@ -132,7 +132,7 @@ def test_a_product_with_narrower_weights(shape):
     x = jax.random.normal(jax.random.key(0), shape, jnp.float32)
     dy = jax.random.normal(jax.random.key(1), (*shape[:-1], 4), jnp.float32)
     W = jax.random.normal(jax.random.key(2), (shape[-1], 4), jnp.bfloat16)
-    y, pullback = jax.vjp(dot, x, W)
+    y, pullback = jax.vjp(matmul, x, W)
     dx, dW = pullback(dy)
     assert (y.dtype, dx.dtype, dW.dtype) == (jnp.float32, jnp.float32, jnp.bfloat16)
     x64, dy64, W64 = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, dy, W))
@@ -165,7 +165,7 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
         n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
         state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
     (ours, gradients), (_, plain) = (
-        value_and_gradients(partial(run, marks=Marks(state=mask)), narrow, h, x)
+        value_and_gradients(partial(run, masks=StepMasks(hidden=mask)), narrow, h, x)
         for run in (unroll_layer, unroll_autodiff)
     )
     assert ours[0].dtype == ours[1].dtype == np.float32

@@ -64,7 +64,7 @@ class Chained(Own):
 
     def step(self, layout, h, a):
         y = layout.times(self.U / jnp.linalg.norm(self.U, axis=0), h)
-        return 0.3 * h + jnp.tanh(a + layout.product(self.V, jnp.sin(y)))
+        return 0.3 * h + jnp.tanh(a + layout.matmul(self.V, jnp.sin(y)))
 
 
 @cells.struct
@@ -132,7 +132,7 @@ def options_of(number) -> dict[str, Any]:
         padding=r.choice([None, "lengths", "mask"]),
         reset=maybe("reset"),
         carry=maybe("carry"),
-        initial=r.choice([None, "rows", "all alike"]),
+        reset_carry=r.choice([None, "rows", "all alike"]),
         dropout=maybe(dropout),
         rows_of_table=r.choice([None, None, 1, 5, 40]),
         residual=r.random() < 0.3,
@@ -187,22 +187,22 @@ def mask_of(marks, b):
         return lambda h, t: jnp.where(mask.keep[t, b], h * mask.scale, 0)
 
     def product(h):
-        if marks.product.keep is None:
+        if marks.recurrent.keep is None:
             return h
-        keep = marks.product.keep[b].reshape((1,) * (h.ndim - 1) + (-1,))
-        return jnp.where(keep, h * marks.product.scale, 0)
+        keep = marks.recurrent.keep[b].reshape((1,) * (h.ndim - 1) + (-1,))
+        return jnp.where(keep, h * marks.recurrent.scale, 0)
 
     def update(new, old, t):
-        if marks.update is None:
+        if marks.zoneout is None:
             return new
-        share = jax.tree.map(lambda u: u[t, b][None], marks.update)
+        share = jax.tree.map(lambda u: u[t, b][None], marks.zoneout)
         mix = lambda u, new, old: (
             jnp.where(u, new, old) if u.dtype == bool else u * new + (1 - u) * old
         )
         return jax.tree.map(mix, share, new, old)
 
     return dict(
-        input=times(marks.input), state=times(marks.state), output=times(marks.output),
+        input=times(marks.input), state=times(marks.hidden), output=times(marks.output),
         product=product, update=update,
     )  # fmt: skip
 
@@ -234,8 +234,8 @@ def check(number, monkeypatch, forget_traces):
         else jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
     )
     zeros = jaxgru.initial_carry(layers, B)
-    initial = zeros if o["initial"] is None else jax.tree.map(number_of, like)
-    if o["initial"] == "all alike":
+    initial = zeros if o["reset_carry"] is None else jax.tree.map(number_of, like)
+    if o["reset_carry"] == "all alike":
         initial = jax.tree.map(lambda leaf: leaf[0], initial)
     carry = None if o["carry"] is None else jax.tree.map(number_of, like)
 
@@ -249,7 +249,7 @@ def check(number, monkeypatch, forget_traces):
     if o["reset"]:
         marks["reset"] = resets
         resets = resets & real if o["padding"] == "lengths" else resets
-    masks = [cells.marks.NO_MARKS] * L
+    masks = [cells.step_masks.NO_MASKS] * L
     if o["dropout"]:
         site, kind = o["dropout"]
         key = None if kind == "zoneout, mean" else jax.random.key(number)
@@ -271,15 +271,15 @@ def check(number, monkeypatch, forget_traces):
             name: in_batch(value, name != "lengths") if name != "dropout" else value
             for name, value in marks.items()
         }
-        if o["initial"] is not None:
-            alike = o["initial"] == "all alike"
-            shaped["initial"] = initial if alike else jax.tree.map(in_batch, initial)
+        if o["reset_carry"] is not None:
+            alike = o["reset_carry"] == "all alike"
+            shaped["reset_carry"] = initial if alike else jax.tree.map(in_batch, initial)
         carry = None if carry is None else jax.tree.map(in_batch, carry)
         return jaxgru.unroll(stack, x, carry, **static, **shaped)
 
     def by_rows(layers, x, carry, initial):
         x = rows_of(x)
-        if o["initial"] == "all alike":
+        if o["reset_carry"] == "all alike":
             initial = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (B, *leaf.shape)), initial)
         carry = initial if carry is None else carry
 
@@ -314,8 +314,8 @@ def check(number, monkeypatch, forget_traces):
             x = spoil(~np.isin(np.arange(len(x)), ids[real]), x)
         if carry is not None:
             carry = jax.tree.map(partial(spoil, ~reads), carry)
-            if o["initial"] == "rows" or not has_event.any():
-                of_rows = ~has_event if o["initial"] == "rows" else np.ones(1, bool)
+            if o["reset_carry"] == "rows" or not has_event.any():
+                of_rows = ~has_event if o["reset_carry"] == "rows" else np.ones(1, bool)
                 initial = jax.tree.map(partial(spoil, of_rows), initial)
         return x, carry, initial
 
@@ -324,7 +324,7 @@ def check(number, monkeypatch, forget_traces):
     both = [compute(*arguments), value_and_gradients(by_rows, *arguments)]
     spoiled = compute(layers, *with_nan(*arguments[1:]))
     unspoiled = both[0]
-    if o["initial"] is None:  # it is not an argument then
+    if o["reset_carry"] is None:  # it is not an argument then
         both = [(outputs, of[:3]) for outputs, of in both]
     floats = lambda tree: [
         np.asarray(a) for a in jax.tree.leaves(tree) if a.dtype != jax.dtypes.float0

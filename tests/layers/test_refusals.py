@@ -121,7 +121,7 @@ FAULTS = [
     (unroll, dict(carry=zeros((3, H))), "the carry's shapes are (3, 4), but"),
     *[(unroll, dict(x=X, **order, **state), f"; with time_major={other} they would fit.")
       for order, rows, other in ((dict(), 3, True), (dict(time_major=True), 2, False))
-      for state in (dict(carry=zeros((rows, H))), dict(initial=zeros((rows, H))))],
+      for state in (dict(carry=zeros((rows, H))), dict(reset_carry=zeros((rows, H))))],
     *[(unroll, dict(x=X, lengths=[1] * rows, time_major=time_major),
        f"one per row: ({5 - rows},); with time_major={not time_major} it would fit.")
       for time_major, rows in ((False, 3), (True, 2))],
@@ -131,7 +131,7 @@ FAULTS = [
     *[(unroll, dict(layers=layer, carry=state), f"with the keys 'h'; it must be {kind}, as from")
       for layer, state, kind in ((GRU, {"h": h}, "an array"), ([GRU], [{"h": h}], "an array"),
                                  (MLP, {"h": h}, "a tuple"))],
-    (unroll, dict(initial={"h": h}), "initial of a layer is a dict with the keys 'h'; it must"),
+    (unroll, dict(reset_carry={"h": h}), "initial of a layer is a dict with the keys 'h'; it must"),
     (unroll, dict(layers=[GRU], carry=0.0), "the carry's shapes are (), but"),
     (unroll, dict(x=X[0], carry=zeros((1, H))),
      "the carry's shapes are (1, 4), but these layers and the batch () need (4,)"),
@@ -152,17 +152,17 @@ FAULTS = [
                               ({"c": h}, "a dict with the keys 'c'"))
       for row in (
           (unroll, dict(layers=LSTM, carry=state), no_state.format(seen)),
-          (unroll, dict(layers=LSTM, initial=state), no_state.format(seen)),
+          (unroll, dict(layers=LSTM, reset_carry=state), no_state.format(seen)),
           (step, dict(layers=[LSTM], carry=[state]), no_state.format(seen)),
           (bidirectional, dict(forward=LSTM, backward=LSTM, carry=(state, state)),
            no_state.format(seen)),
           (one_step, dict(carry=state), no_state.format(seen)),
       )],
     # initial
-    (unroll, dict(initial=zeros(3)), "the shapes of initial are (3,); these layers need (4,)"),
+    (unroll, dict(reset_carry=zeros(3)), "the shapes of initial are (3,); these layers need (4,)"),
     (unroll, dict(layers=[GRU], initial=0.0), "the shapes of initial are (); these"),
-    (unroll, dict(initial=zeros(4, int)), "initial is int64; it must be"),
-    (bidirectional, dict(initial=pair), "initial must be a pair, the forward and the backward"),
+    (unroll, dict(reset_carry=zeros(4, int)), "initial is int64; it must be"),
+    (bidirectional, dict(reset_carry=pair), "initial must be a pair, the forward and the backward"),
     # reset, mask, lengths
     (unroll, dict(reset=zeros((3, 2), bool)),
      "reset is bool (3, 2); it must be bool (2, 3), with its axes in the order of x's."),
@@ -282,9 +282,9 @@ def test_a_dropout_needs_a_site():
 
 
 @pytest.mark.parametrize("dtype", [np.longdouble, object, "U1", "M8[s]", ">f4", [("a", "f4")]])
-@pytest.mark.parametrize("argument", ["layers", "x", "carry", "initial", "reset", "lengths"])
+@pytest.mark.parametrize("argument", ["layers", "x", "carry", "reset_carry", "reset", "lengths"])
 def test_arrays_that_jax_does_not_have(argument, dtype):
-    shapes = dict(x=(2, 3, F), carry=(2, H), initial=(H,), reset=(2, 3), lengths=(2,))
+    shapes = dict(x=(2, 3, F), carry=(2, H), reset_carry=(H,), reset=(2, 3), lengths=(2,))
     if argument == "layers":
         wrong = GRU.replace(b=zeros(3 * H, dtype))
     else:

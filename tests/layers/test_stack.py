@@ -68,18 +68,18 @@ def test_printed_layers_show_sizes():
         return jax.eval_shape(lambda: init(KEY, *sizes, **options))
 
     layer = shapes(jaxgru.init_gru, 64, 128)
-    assert repr(layer) == "GRUParams(in 64, hidden 128, float32)"
+    assert repr(layer) == "GRUCell(in 64, hidden 128, float32)"
     narrow = jax.tree.map(lambda w: w.update(dtype="bfloat16") if w.ndim > 1 else w, layer)
-    assert repr(narrow) == "GRUParams(in 64, hidden 128, bfloat16, float32)"
+    assert repr(narrow) == "GRUCell(in 64, hidden 128, bfloat16, float32)"
     projected = shapes(jaxgru.init_lstm, 3, 8, proj_size=4)
-    assert repr(projected) == "ProjectedLSTMParams(in 3, hidden 8, proj_size 4, float32)"
+    assert repr(projected) == "ProjectedLSTMCell(in 3, hidden 8, proj_size 4, float32)"
     grouped = shapes(jaxgru.init_gru, 3, 8, layer_norm=True, num_blocks=2)
-    assert repr(grouped) == "LayerNormGRUParams(in 3, hidden 8, num_blocks 2, float32)"
+    assert repr(grouped) == "LayerNormGRUCell(in 3, hidden 8, num_blocks 2, float32)"
     several = jax.tree.map(lambda w: jnp.stack([w, w]), jaxgru.init_rnn(KEY, 3, 4))
     arrays = "W float32 (2, 3, 4), U float32 (2, 4, 4), b float32 (2, 4)"
-    assert repr(several) == f"RNNParams({arrays}, activation 'tanh', clip None)"
+    assert repr(several) == f"RNNCell({arrays}, activation 'tanh', clip None)"
     zeros = jax.tree.map(lambda w: 0, several)
-    assert repr(zeros) == "RNNParams(W 0, U 0, b 0, activation 'tanh', clip None)"
+    assert repr(zeros) == "RNNCell(W 0, U 0, b 0, activation 'tanh', clip None)"
 
 
 def test_messages_print_no_arrays():

@@ -142,14 +142,14 @@ def test_a_call_is_one_program():
     layers, x = stack_of("lstm", 2), random_like(np.zeros((2, 6, F)), 1)
     carry = jaxgru.initial_carry(layers, 2)
     options = dict(
-        reset=np.zeros((2, 6), bool), lengths=np.array([3, 6]), initial=carry, remat=True,
+        reset=np.zeros((2, 6), bool), lengths=np.array([3, 6]), reset_carry=carry, remat=True,
         return_carries=True, dropout=jaxgru.Dropout(KEY, 0.4, "state"),
     )  # fmt: skip
     both = partial(jaxgru.bidirectional, layers[0], layers[0])
     for call in (
         partial(jaxgru.unroll, layers, x),
         partial(jaxgru.unroll, layers, x, carry, reverse=True, **options),
-        partial(both, x, **options | dict(initial=None)),
+        partial(both, x, **options | dict(reset_carry=None)),
         partial(jaxgru.step, layers, x[:, 0], carry, reset=np.ones(2), mask=np.zeros(2)),
     ):
         for programs in (1, 0):
@@ -310,7 +310,7 @@ def test_a_start_has_the_precision_of_the_carry(kind):
     layer, carry = in_dtype(layer, jnp.bfloat16), in_dtype(carry, jnp.float32)
     initial = jax.tree.map(lambda leaf: leaf[0], carry)
     run = partial(jaxgru.unroll, layer, x, carry, reset=np.array([[0, 1, 0], [0] * 3]))
-    y = lambda initial, name: run(initial=initial, implementation=name)[0].sum()
+    y = lambda initial, name: run(reset_carry=initial, implementation=name)[0].sum()
     fast, plain = (jax.grad(y)(initial, name) for name in ("scan", "autodiff"))
     chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
     assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
@@ -380,7 +380,7 @@ def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         for function, *arguments in (
             (run, layer, x, carry),
-            (lambda *a: run(*a[:3], initial=a[3], **ALL_OPTIONS), layer, x, carry, initial),
+            (lambda *a: run(*a[:3], reset_carry=a[3], **ALL_OPTIONS), layer, x, carry, initial),
             (lambda p, x, c: one_step(p, x[:, 0], c, reset=x[:, 0, 0] > 0), layer, x, carry),
             (lambda p, x: both(p, p, x, lengths=lengths), layer, x),
         ):
@@ -467,7 +467,7 @@ def test_two_directions_are_each_direction(kind):
 
     def ours(layers, back, x, carry, initial):
         return jaxgru.bidirectional(
-            layers, back, x, carry, initial=initial, return_carries=True, **flags
+            layers, back, x, carry, reset_carry=initial, return_carries=True, **flags
         )
 
     def each(layers, back, x, carry, initial):
@@ -476,7 +476,7 @@ def test_two_directions_are_each_direction(kind):
             ys = []
             for d, layer in enumerate((layers[i], back[i])):
                 y, end, of_steps = jaxgru.unroll(
-                    layer, x, carry[d][i], initial=initial[d][i], reverse=bool(d),
+                    layer, x, carry[d][i], reset_carry=initial[d][i], reverse=bool(d),
                     return_carries=True, **flags,
                 )  # fmt: skip
                 ys.append(y)

@@ -17,7 +17,7 @@ from random_models import INIT, random_params
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.cells.marks import Marks
+from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers import wavefront
 from jaxgru.lm import ModelConfig
 
@@ -109,10 +109,10 @@ def test_the_steps_that_wait_for_one_another(choice, steps):
 
 def test_what_is_supported(monkeypatch):
     def supports(layers, T, dtype=None, **marks):
-        recurrences = [layer.by_hand() for layer in layers]
+        recurrences = [layer.custom_gradient() for layer in layers]
         x = jnp.zeros((T, 2, 3))
         carry = [jnp.zeros((2, 4), dtype or layer.b.dtype) for layer in layers]
-        return wavefront.supports(layers, recurrences, x, carry, [Marks(**marks)] * len(layers))
+        return wavefront.supports(layers, recurrences, x, carry, [StepMasks(**marks)] * len(layers))
 
     grus = stack_of("gru", "gru")
     assert supports(grus, 4) and supports(stack_of("lstm", "lstm"), 6)

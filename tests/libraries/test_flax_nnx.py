@@ -18,7 +18,7 @@ from random_models import same_bits
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx
 
 
@@ -108,7 +108,7 @@ def test_a_copy_of_a_module(copied):
     rnn, x = RNN(nnx_cell("GRUCell")), normal(3, 5, 4, dtype=np.float32)
     assert same_bits(copied(rnn)(x), rnn(x))
     hard = nnx_cell("GRUCell", gate_fn=jax.jit(jax.nn.hard_sigmoid))
-    with pytest.raises(InteropError, match="this GRUCell has gate_fn=.*; it must be sigmoid"):
+    with pytest.raises(LibraryError, match="this GRUCell has gate_fn=.*; it must be sigmoid"):
         from_nnx(copied(hard))
 
 
@@ -176,7 +176,7 @@ def test_dropout_by_rngs_and_deterministic():
     np.testing.assert_allclose(dropped, np.where(kept, y / 0.5, 0), rtol=1e-5)
     assert 0.2 < kept.mean() < 0.8
     alike(alone(x, deterministic=True), plain(x))
-    with pytest.raises(InteropError, match="the dropout of this Layer needs random numbers: give"):
+    with pytest.raises(LibraryError, match="the dropout of this Layer needs random numbers: give"):
         alone(x)
     own = Dropout(jax.random.key(3), 0.2, "input")
     alike(alone(x, dropout=own), run(dropout=own))
@@ -214,7 +214,7 @@ def of_another_kind():
 
 test_refusals = refused(
     (lambda: from_nnx(type("Own", (gru,), {})(2, 3, rngs=nnx.Rngs(0))), "Own; .* not a sub"),
-    (lambda: from_nnx(layer("gru")), "ResetBeforeGRUParams; .*libraries.flax_nnx.Layer"),
+    (lambda: from_nnx(layer("gru")), "ResetBeforeGRUCell; .*libraries.flax_nnx.Layer"),
     (lambda: rnn()(X, reset=resets(5, 3)), r"reset has shape \(5, 3\); it must be \(3, 5\)"),
     (lambda: rnn()(X, seq_lengths=np.arange(5)), r"seq_lengths has shape \(5,\); it must be"),
     (lambda: rnn()(X, seq_lengths=np.ones(3)), "seq_lengths are float32; they must be int"),
@@ -224,5 +224,5 @@ test_refusals = refused(
     # As a hidden bias of the GRU, which google/flax PR 5595 proposes
     (altered("GRUCell", None, "bias_hn", ones(6)), "the tensor bias_hn does not belong there"),
     (altered("GRUCell", None, "dense_i", lora), "tensor dense_i.lora.lora_a does not belong"),
-    (of_another_kind, "Params.* does not belong there"),
+    (of_another_kind, "Cell.* does not belong there"),
 )

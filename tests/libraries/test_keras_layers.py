@@ -13,7 +13,7 @@ from against import keras_drawn, layer, normal, precision, refused, same_numbers
 from random_models import same_bits
 
 import jaxgru
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras")
@@ -141,5 +141,5 @@ def test_a_backend_that_is_not_installed(monkeypatch):
     real = builtins.__import__
     monkeypatch.delitem(sys.modules, "jaxgru.libraries.keras_layers")
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(InteropError, match="with tensorflow, which is not .* KERAS_BACKEND=jax"):
+    with pytest.raises(LibraryError, match="with tensorflow, which is not .* KERAS_BACKEND=jax"):
         importlib.import_module("jaxgru.libraries.keras_layers")

@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from random_models import same_bits
 
 import jaxgru
-from jaxgru.cells import RNNParams, init_mlp, init_rnn, struct
-from jaxgru.libraries import InteropError
+from jaxgru.cells import RNNCell, init_mlp, init_rnn, struct
+from jaxgru.libraries import LibraryError
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -69,7 +69,7 @@ def in_float64(function, *inputs, **flags):
 
 
 @struct
-class ReluRNN(RNNParams):
+class ReluRNN(RNNCell):
     """Somebody's own cell, which ONNX's RNN is not, with an array of the open sizes."""
 
     def inputs(self, x):
@@ -81,7 +81,7 @@ class ReluRNN(RNNParams):
 
 
 @struct
-class Nested(RNNParams):
+class Nested(RNNCell):
     """A carry within a carry."""
 
     def zero_carry(self, batch_size):
@@ -95,7 +95,7 @@ class Nested(RNNParams):
 
 
 @struct
-class Counting(RNNParams):
+class Counting(RNNCell):
     """Whole numbers and flags in a carry."""
 
     def zero_carry(self, batch_size):
@@ -201,8 +201,8 @@ def test_a_residual_stack_of_several_cells(form):
     options, run = {"lengths": np.array([4, 1, 2], np.int32)}, jaxgru.unroll
     if form == "step":
         x, reset, options, run = x[:, 0], reset[:, 1], {}, jaxgru.step
-    flags = dict(initial=initial, reset=reset, **options)
-    model = to_onnx(layers, form=form, reset=True, initial=initial, lengths=bool(options))
+    flags = dict(reset_carry=initial, reset=reset, **options)
+    model = to_onnx(layers, form=form, reset=True, reset_carry=initial, lengths=bool(options))
     theirs = runtime(model)(x, *options.values(), reset, *jax.tree.leaves(carry))
     close(in_float64(run, layers, x, carry, **flags), theirs)
 
@@ -263,8 +263,8 @@ test_refusals = refused(
     (of(GRU, form="steps"), "form is 'steps'; it must be one of sequence, step"),
     (of(GRU, form="step", lengths=True), "a step reads neither backward nor lengths"),
     (of(GRU, reset=True, reverse=True), "read backward take no resets, so reset must"),
-    (of(GRU, initial=np.zeros(6)), "initial is what a reset sets, so reset must be True"),
-    (of(GRU, reset=True, initial=np.zeros(5)), "the shapes of initial are .5,.; these"),
+    (of(GRU, reset_carry=np.zeros(6)), "initial is what a reset sets, so reset must be True"),
+    (of(GRU, reset=True, reset_carry=np.zeros(5)), "the shapes of initial are .5,.; these"),
     (of((jaxgru.ResidualStack((GRU,)), [GRU])), "only one direction is a ResidualStack"),
     (of(GRU.replace(W=jnp.bfloat16(GRU.W))), "are bfloat16 and float32; they must be"),
 )
@@ -324,7 +324,7 @@ def in_graph(dtype, functions):
             continue  # JAX does not take this dtype either
         try:
             value = graph.add("A cell", of_dtype, a)
-        except InteropError as error:
+        except LibraryError as error:
             refusals.append(str(error))
         else:
             graph.node("Identity", value.name, outputs=[graph.output(f"y{i}", *value.shape)])
@@ -504,7 +504,7 @@ def test_weights_in_a_file_beside(tmp_path):
     want = from_onnx(model)[0].layer
     onnx.save(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
     assert same_bits(from_onnx(path)[0].layer, want)
-    with pytest.raises(InteropError, match="its W is in a file beside the graph's; pass the gr"):
+    with pytest.raises(LibraryError, match="its W is in a file beside the graph's; pass the gr"):
         from_onnx(onnx.load(path, load_external_data=False))
 
 

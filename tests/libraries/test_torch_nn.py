@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from random_models import same_bits
 
 from jaxgru import LSTMState, bidirectional, initial_carry, step, unroll
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 from jaxgru.libraries.torch_nn import from_torch, to_torch
 
 torch = pytest.importorskip("torch")
@@ -185,7 +185,7 @@ def test_state_dicts(kind, options, monkeypatch):
     arrays = {name: weight.numpy() for name, weight in theirs.state_dict().items()}
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert same_bits(from_torch(arrays, cell=kind), want)
-    with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
+    with pytest.raises(LibraryError, match="PyTorch is needed but not installed"):
         from_torch(None)
 
 

@@ -18,10 +18,10 @@ from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm import config as configs
 from jaxgru.lm.config import Config, ConfigError, DataConfig, ModelConfig, TrainingConfig
 from jaxgru.lm.config.reading import config_dir, config_names, from_dict, load_config, to_dict
-from jaxgru.lm.config.sections import FIELD_OF_KEYWORD, dotted_names
+from jaxgru.lm.config.sections import dotted_names
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
-from study.records import PublishedResults, load_published
+from study.study_records import PublishedResults, load_published
 
 PUBLISHED = sorted(path.stem for path in (config_dir() / "published").glob("*.toml"))
 
@@ -155,7 +155,7 @@ REFUSED = [
     ("1 yes", "model.second_bias model.layer_norm model.final_norm model.tied_embedding "
      "training.random_offset training.decay_biases training.shard_parameters training.remat "
      "training.keep_epochs training.tensorboard"),
-    ("never Scan GRU", "model.cell model.reset_gate model.activation model.initial_weights "
+    ("never Scan GRU", "model.cell model.reset_gate model.activation model.init_scheme "
      "data.tokenizer data.batches data.encoding data.line_ends training.schedule "
      "training.compute_dtype training.implementation"),
     # too much, or not for this model
@@ -177,13 +177,13 @@ for bad, names in REFUSED:
 class TestRefusals:
     def test_every_bounded_field_is_tried(self):
         """A field added later must be added here, unless any text will do for it."""
-        free = "data.corpus data.validation data.tokenizer_file data.unit training.init".split()
+        free = ["data.corpus", "data.validation", "data.tokenizer_file", "data.separator"]
+        free += ["training.init_from"]
         assert set(dotted_names()) - set(free) == set(BAD_VALUES)
 
     def test_every_field_of_a_model_is_used(self):
         """An option that no cell takes would be dropped in silence."""
-        keys = {key for cell in CELLS for key in options_of_cell(cell)}
-        keywords = {FIELD_OF_KEYWORD.get(key, key) for key in keys}
+        keywords = {key for cell in CELLS for key in options_of_cell(cell)}
         others = {"cell", "vocab_size", "embedding_dim", "hidden_dim", "num_layers", "final_norm"}
         others |= {"tied_embedding"}
         assert {field.name for field in dataclasses.fields(ModelConfig)} - others <= keywords
@@ -220,7 +220,7 @@ class TestRefusals:
     @pytest.mark.parametrize("overrides, says", [
         ({"model.num_layers": 1}, "between_dropout is 0.15, but it is only for more than"),
         ({"model.cell": "mlp", "model.context_length": 3,
-          "model.initial_weights": "orthogonal"},
+          "model.init_scheme": "orthogonal"},
          "weight_drop is 0.3, but it is only for cells with recurrent matrices."),
         ({"data.batches": "crops"}, "random_offset is True, but it is only for streams"),
         ({"data.batches": "crops", "training.random_offset": False},

@@ -22,8 +22,8 @@ from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.errors import UserError
 from jaxgru.lm import dynamic, evaluation, score, score_lines
 from jaxgru.lm.config import ModelConfig
+from jaxgru.lm.data.documents import separator_character, separator_text
 from jaxgru.lm.data.tokenizers import ByteTokenizer, CharacterTokenizer, SentencePieceTokenizer
-from jaxgru.lm.data.units import end_of, separator
 from jaxgru.lm.dynamic import Dynamic, choose_dynamic, dynamic_nll, mean_squares
 from jaxgru.lm.evaluation import in_units, stream_nll, window_loss, window_nll
 from jaxgru.lm.model import token_nll
@@ -98,15 +98,15 @@ class TestAgainstNumPy:
 
 @pytest.mark.parametrize("window", [1, 4, 13, N])
 def test_units_are_texts_of_their_own(params, tokens, window):
-    """Token 2 ends a unit: the state is zero before it, and at the start of each window."""
+    """Token 2 ends a document: the state is zero before it, and at the start of each window."""
     resets = [t for t in range(N - 1) if t % window == 0 or tokens[t] == 2]
     assert (tokens[:-1] == 2).sum() > 3
     expected = np.concatenate([
         numpy_gru_losses(params, tokens[begin : end + 1], N)
         for begin, end in itertools.pairwise([*resets, N - 1])
     ])  # fmt: skip
-    found = [window_nll(params, tokens, window, end=2)]
-    found += [stream_nll(params, tokens, end=2)] if window == N else []
+    found = [window_nll(params, tokens, window, separator_token=2)]
+    found += [stream_nll(params, tokens, separator_token=2)] if window == N else []
     for nll in found:
         np.testing.assert_allclose(nll, expected, rtol=2e-5)
 
@@ -243,12 +243,14 @@ class TestScoreLines:
     @pytest.mark.parametrize("unit", ["line", ";", ";;", "\n\n", "\r\n\r\n"])
     @pytest.mark.parametrize("most", [8192, 3])
     def test_of_a_model_of_units(self, monkeypatch, unit, most):
-        """What ends a unit in a line is one token, from which on the state is a new one."""
+        """What ends a document in a line is one token, from which on the state is a new one."""
         monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", most)
         tokenizer = CharacterTokenizer("\n\x1e;abc")
         params = random_params(dataclasses.replace(MODEL, vocab_size=6))
-        end, between = end_of(unit), separator(unit)
-        [seen] = score_lines(params, tokenizer, [f"ab{between}c".replace("\n", "\r\n")], unit=unit)
+        end, between = separator_character(unit), separator_text(unit)
+        [seen] = score_lines(
+            params, tokenizer, [f"ab{between}c".replace("\n", "\r\n")], separator=unit
+        )
         assert (seen.pieces, seen.num_characters) == (["a", "b", end, "c"], 3 + len(between))
         units = [score(params, tokenizer, text).nats for text in (f"{end}ab{end}", f"{end}c")]
         np.testing.assert_allclose(seen.nats, np.concatenate(units), rtol=1e-5)

@@ -336,13 +336,13 @@ class TestUnknown:
 class TestUnits:
     """A line begins after a line break, from the zero state, and ends before the next."""
 
-    def test_text_is_one_unit(self, params):
+    def test_text_is_one_document(self, params):
         free = {prompt: generated(params, f"\n{prompt}") for prompt in ("", "bad")}
         assert any("\n" in text for text in free.values())
         for prompt, text in free.items():
-            assert text_of(params, prompt, unit="line") == prompt + text.partition("\n")[0]
+            assert text_of(params, prompt, separator="line") == prompt + text.partition("\n")[0]
         stop = free["bad"][1]
-        text = text_of(params, "bad", unit="line", stop=[stop])
+        text = text_of(params, "bad", separator="line", stop=[stop])
         assert text == "bad" + free["bad"].partition("\n")[0].partition(stop)[0]
 
     @pytest.mark.parametrize("last_token_only", [False, True])
@@ -358,12 +358,12 @@ class TestUnits:
         )
         options["last_token_only"] = last_token_only
         for before in ("", "a\n", "a\r\n\r\n"):
-            text = text_of(params, before + prompt, unit="line", **options)
+            text = text_of(params, before + prompt, separator="line", **options)
             assert text == before + expected
 
     def test_after_the_end_another_begins_from_zero(self, params):
         """The end may be in a prompt that goes on, or have been generated."""
-        options = Options(num_tokens=100, temperature=1.5, unit="line")
+        options = Options(num_tokens=100, temperature=1.5, separator="line")
         story = stream_text(params, TOKENIZER, "a", options)
         assert len("".join(story)) < 100  # so it has ended
         ended = jaxgru.lm.apply(params, TOKENIZER.encode("\n")[None])[1]
@@ -375,8 +375,8 @@ class TestUnits:
             assert "".join(more) == begun + alone
         assert "".join(stream_text(params, TOKENIZER, "b", options, carry=within)) != alone
 
-    def test_a_carry_goes_on_within_the_unit(self, params):
-        options = Options(num_tokens=3, temperature=0, unit="line")
+    def test_a_carry_goes_on_within_the_document(self, params):
+        options = Options(num_tokens=3, temperature=0, separator="line")
         story = stream_text(params, TOKENIZER, "a", options)
         next(story)
         more = stream_text(params, TOKENIZER, "bad", options, carry=story.carry)
@@ -386,9 +386,11 @@ class TestUnits:
             stream_text(params, TOKENIZER, "", options, carry=more.carry)
 
     def test_of_a_separator_that_the_tokenizer_lacks(self, params):
-        says = "data.unit is ';', but a tokenizer of kind characters has no token for ';' alone"
+        says = (
+            "data.separator is ';', but a tokenizer of kind characters has no token for ';' alone"
+        )
         with pytest.raises(UserError, match=says):
-            text_of(params, unit=";")
+            text_of(params, separator=";")
 
 
 class TestDefaultPrompt:
@@ -417,7 +419,7 @@ def test_a_tokenizer_of_another_model(params, tokenizer):
 
 @pytest.mark.parametrize("prompt, options, says", [
     (1.5, {}, "^the prompt is 1.5; it must be a string.$"),
-    ("a", {"unit": ["\n"]}, r"^unit is \['\\n'\]; it must be a string.$"),
+    ("a", {"separator": ["\n"]}, r"^separator is \['\\n'\]; it must be a string.$"),
     ("a", {"logits_processor": [MinP(0.1)]}, "^logits_processor is .*; it must be a function or a"),
     ("a", {"temperature": float("inf")}, "temperature is inf"),
     ("a", {"num_tokens": 0}, "num_tokens is 0"),

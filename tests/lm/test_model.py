@@ -16,7 +16,7 @@ from random_models import random_params
 
 import jaxgru
 from jaxgru import Dropout
-from jaxgru.cells.products import rows
+from jaxgru.cells.products import embed
 from jaxgru.lm import ModelConfig, apply, step
 from jaxgru.lm.generation import Options
 from jaxgru.lm.model import flatten, round_model, stepper, token_nll
@@ -288,7 +288,7 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
 
 def test_an_embedding_in_half_precision_adds_up_the_gradients_of_many_tokens():
     table, ids = jnp.ones((2, 1), jnp.bfloat16), jnp.zeros(1024, jnp.int32)
-    seen = jax.grad(lambda table: rows(table, ids).astype(jnp.float32).sum())(table)
+    seen = jax.grad(lambda table: embed(table, ids).astype(jnp.float32).sum())(table)
     assert seen.tolist() == [[1024], [0]]  # where bfloat16 adds ones, their sum ends at 256
 
 

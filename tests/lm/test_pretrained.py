@@ -13,9 +13,9 @@ from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import FOLDER, measured_losses, pretrained_names
-from pages import records
+from pages import measurements
 from pages.markdown import DOCS
-from study.records import Study, load_published
+from study.study_records import Study, load_published
 
 BASELINES = ["bengio_mlp", "elman_alpha", "best_gru"]  # not published, so without a published count
 
@@ -62,7 +62,7 @@ def test_an_unknown_name(name, says):
 
 def test_the_losses_that_the_command_lists_are_the_records_ones():
     """Per character, as the study's page gives them; of seed 0, whose models ship."""
-    runs = records.load(DOCS / "study.json", Study).runs
+    runs = measurements.load(DOCS / "study.json", Study).runs
     ours = [run for run in runs if run.seed == 0 and not run.changes]
     shipped = [run for run in ours if run.config in pretrained_names()]
     assert len(shipped) >= 6

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.benchmark_page import speeds
-from bench.records import load as load_benchmarks
+from bench.benchmark_records import load as load_benchmarks
 from pages.markdown import CODE, DOCS, fill
-from pages.records import load
-from study.records import Study
+from pages.measurements import load
+from study.study_records import Study
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,10 +17,10 @@ from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.runs.folders import RunInfo, save_config, save_info
 from pages.markdown import DOCS, table
-from pages.records import dumps, load
+from pages.measurements import dumps, load
 from study.figures import in_quarter_octaves
-from study.records import Run, Study
 from study.study_page import FILLED, Page, first_below
+from study.study_records import Run, Study
 
 ALPHA = "GRU 1 × 128 (astra_alpha)"
 SCRIBE = "GRU 2 × 256, subwords (scribe_alpha)"

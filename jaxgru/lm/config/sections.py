@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import jax
 
-from jaxgru.cells import CELLS, CellParams, sizes
+from jaxgru.cells import CELLS, AnyCell, sizes
 from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError
 from jaxgru.layers.implementations import IMPLEMENTATIONS
@@ -30,9 +30,6 @@ from jaxgru.lm.config.fields import (
 )
 from jaxgru.lm.data.tokenizers import TOKENIZERS
 from jaxgru.printing import shown
-
-FIELD_OF_KEYWORD = {"init": "initial_weights"}
-"""A keyword of the function that draws a cell → the field of `model`, where it is another."""
 
 OWNERS = {
     "training.plateau_factor": ("training.schedule", "plateau"),
@@ -82,7 +79,7 @@ class ModelConfig(Section):
     activation: Literal["tanh", "relu"] = recipe(
         "tanh", "gru, lstm, rnn: the function that is tanh by default"
     )
-    initial_weights: Literal["orthogonal", "pytorch"] = recipe(
+    init_scheme: Literal["orthogonal", "pytorch"] = recipe(
         "orthogonal",
         "of cells with recurrent weights: orthogonal, as Flax's; or uniform, as torch.nn.Linear's "
         "and the study's",
@@ -106,8 +103,8 @@ class ModelConfig(Section):
 
     def _check_foreign_options(self) -> None:
         """Raise ConfigError where an option is set that only other cells have."""
-        fields = {field for cell in CELLS for field in _fields_by_keyword(cell).values()}
-        foreign = fields - set(_fields_by_keyword(self.cell).values())
+        fields = {field for cell in CELLS for field in _fields_of_cell(cell)}
+        foreign = fields - set(_fields_of_cell(self.cell))
         changed = [
             field
             for field in sorted(foreign)
@@ -126,14 +123,14 @@ class ModelConfig(Section):
         """Raise ConfigError where an option is 0 for which the cell has no default."""
         parameters = options_of_cell(self.cell)
         options = self.cell_options()
-        for keyword, field in _fields_by_keyword(self.cell).items():
-            is_required = parameters[keyword].default is inspect.Parameter.empty
-            if is_required and keyword not in options:
+        for field in _fields_of_cell(self.cell):
+            is_required = parameters[field].default is inspect.Parameter.empty
+            if is_required and field not in options:
                 raise ConfigError(
                     f"model.{field} is 0; it must be at least 1, because this cell is {self.cell}."
                 )
 
-    def _check_tied_embedding(self, layer: CellParams) -> None:
+    def _check_tied_embedding(self, layer: AnyCell) -> None:
         _, H = sizes(layer)
         if self.embedding_dim != H:
             raise ConfigError(
@@ -143,25 +140,23 @@ class ModelConfig(Section):
 
     def cell_options(self) -> dict[str, Any]:
         """Return the keywords for the function that draws the cell; a number 0 is left to it."""
-        fields = _fields_by_keyword(self.cell)
-        options = {keyword: getattr(self, field) for keyword, field in fields.items()}
+        options = {field: getattr(self, field) for field in _fields_of_cell(self.cell)}
         return {key: value for key, value in options.items() if value or value is False}
 
-    def layer_shapes(self) -> CellParams:
+    def layer_shapes(self) -> AnyCell:
         """Return a layer of this model as shapes, but for its input's size, which is 1."""
         return _layer_shapes(CELLS[self.cell], self.hidden_dim, *self.cell_options().items())
 
 
-def _fields_by_keyword(cell: str) -> dict[str, str]:
-    """Return the options of a cell that `model` sets: the keyword → the field."""
+def _fields_of_cell(cell: str) -> list[str]:
+    """Return the fields of `model` that are options of a cell."""
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    by_keyword = {key: FIELD_OF_KEYWORD.get(key, key) for key in options_of_cell(cell)}
-    return {key: field for key, field in by_keyword.items() if field in fields}
+    return [option for option in options_of_cell(cell) if option in fields]
 
 
 # Every override makes a config anew.
 @functools.cache
-def _layer_shapes(init: Init, hidden_dim: int, *options: tuple[str, Any]) -> CellParams:
+def _layer_shapes(init: Init, hidden_dim: int, *options: tuple[str, Any]) -> AnyCell:
     return jax.eval_shape(lambda: init(jax.random.key(0), 1, hidden_dim, **dict(options)))
 
 
@@ -199,10 +194,10 @@ class DataConfig(Section):
         "only other texts have, become one unknown token; 0: 2 for words, and 1 for characters, "
         "which then have no such token"
     )
-    unit: str = recipe(
+    separator: str = recipe(
         "",
-        "line, or what stands between two units of the text, such as \\n\\n: the model reads each "
-        "unit from a zero state; empty: the text is one",
+        "line, or what stands between two documents of the text, such as \\n\\n: the model reads "
+        "each document from a zero state; empty: the text is one",
         escaped=True,
     )
     batches: Literal["crops", "streams"] = recipe(
@@ -212,12 +207,12 @@ class DataConfig(Section):
     )
     validation_fraction: float = recipe(
         0.1,
-        "share of the corpus that is held out for validation: its end or, of units, some that are "
-        "drawn; with 0, a tenth is used for training and validation",
+        "share of the corpus that is held out for validation: its end or, of documents, some that "
+        "are drawn; with 0, a tenth is used for training and validation",
         at_least=0,
         below=1,
     )
-    validation_seed: int = from_zero("seed that draws the units for validation", below=2**32)
+    validation_seed: int = from_zero("seed that draws the documents for validation", below=2**32)
     validation: str = setting(
         "", "another text to validate on, like data.corpus, all of which is then for training"
     )
@@ -241,8 +236,15 @@ class DataConfig(Section):
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
-        if self.unit != "line" and self.unit.lower() in ("line", "lines", "newline", "newlines"):
-            raise ConfigError(f"data.unit is {shown(self.unit)}; if lines are meant, write line.")
+        if self.separator != "line" and self.separator.lower() in (
+            "line",
+            "lines",
+            "newline",
+            "newlines",
+        ):
+            raise ConfigError(
+                f"data.separator is {shown(self.separator)}; if lines are meant, write line."
+            )
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,7 @@ class TrainingConfig(Section):
         False, "shard parameters and optimizer state over the devices instead of replicating them"
     )
     seed: int = from_zero("seed of weights, batches and dropout", below=2**32)
-    init: str = recipe(
+    init_from: str = recipe(
         "", "a pretrained model's name, a run folder or a model's file to start from; empty: none"
     )
 

@@ -56,11 +56,13 @@ def stream_windows(
     return parts[:, :-1], parts[:, 1:], window == 0
 
 
-def unit_starts(inputs: Int[Array, "*n"], end: int | None) -> Bool[Array, "*n"] | None:
-    """Return where the state is reset: before each end-of-unit token; None if there is none."""
-    if end is None:
+def document_starts(
+    inputs: Int[Array, "*n"], separator_token: int | None
+) -> Bool[Array, "*n"] | None:
+    """Return where the state is reset: before each separator token; None if there is none."""
+    if separator_token is None:
         return None
-    return inputs == end
+    return inputs == separator_token
 
 
 def check_length(num_tokens: int, training: TrainingConfig, batches: str, name: str) -> None:

@@ -14,9 +14,16 @@ from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, DataConfig, override
 from jaxgru.lm.data.batching import check_length
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus, split
+from jaxgru.lm.data.documents import (
+    encode_documents,
+    held_out,
+    separator_character,
+    separator_text,
+    separator_token_of,
+    split_documents,
+)
 from jaxgru.lm.data.sources import STDIN, Corpus, find_files
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, read_tokenizer
-from jaxgru.lm.data.units import encode_units, end_of, end_token, held_out, separator, split_units
 from jaxgru.printing import counted, shown
 
 
@@ -25,8 +32,9 @@ class Dataset:
     """Both splits as int32 tokens, their tokenizer, where the text came from, and its SHA-256.
 
     `num_characters` is the length of the text that validation[1:], the targets, stands for.
-    `sha256` is the corpus's; with `data.validation`, a space and that text's follow. `end` is the
-    end-of-unit token, with which both splits begin; None: the text is not read in units.
+    `sha256` is the corpus's; with `data.validation`, a space and that text's follow.
+    `separator_token` is the separator token, with which both splits begin; None: the text is not
+    read in documents.
     """
 
     train: Int[np.ndarray, "N"]
@@ -35,7 +43,7 @@ class Dataset:
     source: str
     num_characters: int
     sha256: str
-    end: int | None = None
+    separator_token: int | None = None
 
     def unknown_share(self) -> float:
         """Return the share of the tokens that are the unknown one."""
@@ -76,15 +84,15 @@ def load_dataset(
     class_or_tokenizer = TOKENIZERS[kind] if tokenizer is None else tokenizer
     corpora = _load_corpora(data, class_or_tokenizer, sha256, options)
     texts = [corpus.text for corpus in corpora]
-    units = _units_of_texts(data, corpora)
-    if units:
-        end_of_unit = end_of(data.unit)
-        texts = [end_of_unit.join([*units_of_text, ""]) for units_of_text in units]
+    documents = _documents_of_texts(data, corpora)
+    if documents:
+        end_of_document = separator_character(data.separator)
+        texts = [end_of_document.join([*of_text, ""]) for of_text in documents]
     if tokenizer is None:
         tokenizer = _learn_tokenizer(config, texts, corpora[0].source)
-    end = end_token(tokenizer, data.unit)
-    if units:
-        splits = _split_units(config, tokenizer, units)
+    separator_token = separator_token_of(tokenizer, data.separator)
+    if documents:
+        splits = _split_documents(config, tokenizer, documents)
     else:
         splits = _split_text(config, tokenizer, texts)
     _check_lengths(config, splits)
@@ -95,7 +103,7 @@ def load_dataset(
         source=" and ".join(corpus.source for corpus in corpora),
         num_characters=splits.num_characters,
         sha256=" ".join(corpus.sha256 for corpus in corpora),
-        end=end,
+        separator_token=separator_token,
     )
     return _complete_config(config, kind, tokenizer.vocab_size), dataset
 
@@ -112,17 +120,17 @@ def _tokenizer_of_file(data: DataConfig) -> Tokenizer:
     return tokenizer
 
 
-def _units_of_texts(data: DataConfig, corpora: list[Corpus]) -> list[list[str]]:
-    """Return a list of units for each text; no lists if the texts are not read in units."""
-    if not data.unit:
+def _documents_of_texts(data: DataConfig, corpora: list[Corpus]) -> list[list[str]]:
+    """Return a list of documents for each text; no lists if the texts are not read in documents."""
+    if not data.separator:
         return []
-    units = [split_units(corpus.text, data.unit) for corpus in corpora]
-    if len(units[0]) < 2:
+    documents = [split_documents(corpus.text, data.separator) for corpus in corpora]
+    if len(documents[0]) < 2:
         raise UserError(
-            f"data.unit is {shown(data.unit)}, but {corpora[0].source} has no two units with "
-            f"{separator(data.unit)!r} between them."
+            f"data.separator is {shown(data.separator)}, but {corpora[0].source} has no two "
+            f"documents with {separator_text(data.separator)!r} between them."
         )
-    return units
+    return documents
 
 
 def _learn_tokenizer(config: Config, texts: list[str], source: str) -> Tokenizer:
@@ -163,29 +171,29 @@ def _split_text(config: Config, tokenizer: Tokenizer, texts: list[str]) -> _Spli
     return _Splits(train, validation, len(texts[-1]) - num_before)
 
 
-def _split_units(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> _Splits:
-    """Return the splits of texts in units; without a validation text, some units are drawn."""
-    unit = config.data.unit
+def _split_documents(config: Config, tokenizer: Tokenizer, texts: list[list[str]]) -> _Splits:
+    """Return the splits of texts in documents; without a validation text, some are drawn."""
+    separator = config.data.separator
     train, *validations = texts
     if validations:
         [validation] = validations
     else:
-        train, validation = _draw_units(config.data, train)
-    train_tokens, _ = encode_units(tokenizer, train, unit)
+        train, validation = _draw_documents(config.data, train)
+    train_tokens, _ = encode_documents(tokenizer, train, separator)
     if config.training.random_offset:
         # The text is a ring, whose last token comes before its first one.
         train_tokens = train_tokens[1:]
-    validation_tokens, num_characters = encode_units(tokenizer, validation, unit)
+    validation_tokens, num_characters = encode_documents(tokenizer, validation, separator)
     return _Splits(train_tokens, validation_tokens, num_characters)
 
 
-def _draw_units(data: DataConfig, units: list[str]) -> tuple[list[str], list[str]]:
-    """Return the units to train on, and those that are drawn to validate on."""
-    mask = held_out(len(units), data.validation_fraction or 0.1, data.validation_seed)
-    validation = list(itertools.compress(units, mask))
+def _draw_documents(data: DataConfig, documents: list[str]) -> tuple[list[str], list[str]]:
+    """Return the documents to train on, and those that are drawn to validate on."""
+    mask = held_out(len(documents), data.validation_fraction or 0.1, data.validation_seed)
+    validation = list(itertools.compress(documents, mask))
     if not data.validation_fraction:
-        return units, validation
-    return list(itertools.compress(units, ~mask)), validation
+        return documents, validation
+    return list(itertools.compress(documents, ~mask)), validation
 
 
 def _check_lengths(config: Config, splits: _Splits) -> None:
@@ -221,16 +229,16 @@ def _absolute(place: str) -> str:
 def reads_newlines(data: DataConfig, tokenizer: Tokenizer | type[Tokenizer]) -> bool:
     """Return whether the line ends of Windows and old Macs become \\n in a model's texts.
 
-    They do not if data.line_ends keeps them, if the tokens are bytes, or if \\r is in data.unit or
-    in the vocabulary. A vocabulary has it only if it was learned from a text that kept it, as each
-    text was before there was data.line_ends.
+    They do not if data.line_ends keeps them, if the tokens are bytes, or if \\r is in
+    data.separator or in the vocabulary. A vocabulary has it only if it was learned from a text that
+    kept it, as each text was before there was data.line_ends.
     """
     if data.line_ends == "unchanged" or tokenizer.reads_bytes:
         return False
     # A class, whose tokenizer is still to be learned, has no pieces.
     vocabulary_has_returns = "\r" in getattr(tokenizer, "pieces", ())
-    unit_has_returns = "\r" in separator(data.unit)
-    return not vocabulary_has_returns and not unit_has_returns
+    separator_has_returns = "\r" in separator_text(data.separator)
+    return not vocabulary_has_returns and not separator_has_returns
 
 
 def _load_corpora(

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import Tokenizer
+from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.metadata import config_in
 from jaxgru.lm.model import Params
 
@@ -88,11 +88,11 @@ def format_to_write(path: str | Path) -> Format:
     """Return the format that a new file's suffix says.
 
     Raises:
-      InteropError: no format has this suffix.
+      ModelFileError: no format has this suffix.
     """
     suffix = Path(path).suffix
     if suffix not in FORMATS:
-        raise InteropError(f"{path} must end in {NAMES}, the format to write.")
+        raise ModelFileError(f"{path} must end in {NAMES}, the format to write.")
     return FORMATS[suffix]
 
 
@@ -101,12 +101,12 @@ def open_model(path: str | Path) -> Generator[BufferedReader]:
     """Open a model's file.
 
     Raises:
-      InteropError: there is none, or it cannot be read.
+      ModelFileError: there is none, or it cannot be read.
     """
     try:
         with open(path, "rb") as file:
             yield file
     except FileNotFoundError:
-        raise InteropError(f"there is no file {path}.") from None
+        raise ModelFileError(f"there is no file {path}.") from None
     except OSError as error:
-        raise InteropError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -24,11 +24,11 @@ import numpy as np
 import tomli_w
 
 from jaxgru.cells.pytrees import options_of
-from jaxgru.libraries import InteropError, check_shapes
+from jaxgru.libraries import check_shapes
 from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, saved_bytes, tokenizer_from_bytes
-from jaxgru.lm.files import damage_as
+from jaxgru.lm.files import ModelFileError, damage_as
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.printing import counted, shown
 
@@ -42,10 +42,10 @@ def pack(
     """Return a model's tensors by name, and its metadata; `where` begins an error's message.
 
     Files are shared, and folders can tell who wrote them, so only the last name of each path in the
-    config (`data.corpus`, `training.init`, …) is kept, as "./text.txt".
+    config (`data.corpus`, `training.init_from`, …) is kept, as "./text.txt".
 
     Raises:
-      InteropError: the parts do not fit together, or the parameters are not float32.
+      ModelFileError: the parts do not fit together, or the parameters are not float32.
       TokenizerError: the tokenizer could not be loaded again.
     """
     like = shapes(config.model)
@@ -78,18 +78,18 @@ def unpack(
       read: returns the tensors, given the parameters as shapes.
 
     Raises:
-      InteropError: the file is damaged, or its parts do not fit together.
+      ModelFileError: the file is damaged, or its parts do not fit together.
     """
     config = config_in(where, metadata)
     like = shapes(config.model)
     tensors = read(like)
     as_tensors(where, tensors, flatten(like))
     if _sha256(tensors, metadata) != metadata["sha256"]:
-        raise InteropError(f"{where}: it is damaged; its content does not match its SHA-256.")
+        raise ModelFileError(f"{where}: it is damaged; its content does not match its SHA-256.")
     kind = metadata["tokenizer"]
     data = metadata["tokenizer_data"].encode()
     is_base64 = kind in TOKENIZERS and not TOKENIZERS[kind].is_text
-    with damage_as(InteropError, where):
+    with damage_as(ModelFileError, where):
         if is_base64:
             data = base64.b64decode(data)
         tokenizer = tokenizer_from_bytes(kind, data)
@@ -101,46 +101,46 @@ def config_in(where: str, metadata: Mapping[str, str]) -> Config:
     """Return the config in the metadata.
 
     Raises:
-      InteropError: it is broken, or of another version.
+      ModelFileError: it is broken, or of another version.
     """
-    with damage_as(InteropError, f"{where}: its config is broken"):
+    with damage_as(ModelFileError, f"{where}: its config is broken"):
         return from_dict(parse_toml(metadata["config"].encode()))
 
 
 def check_format(where: str, metadata: Mapping[str, str]) -> None:
-    """Raise InteropError if the metadata are not those of a whole model that this library reads."""
+    """Raise ModelFileError if the metadata are not of a whole model that this library reads."""
     is_ours = metadata.get("format") == "jaxgru"
     number = metadata.get("format_number", NUMBER)
     if is_ours and number != NUMBER:
-        raise InteropError(
+        raise ModelFileError(
             f"{where}: its format_number is {shown(number)}, and this version of jaxgru reads no "
             f"newer one than {NUMBER}; update jaxgru."
         )
     required = {*HASHED, "sha256"} - {"format_number"}
     is_whole = metadata.keys() >= required
     if not is_ours or not is_whole:
-        raise InteropError(
+        raise ModelFileError(
             f"{where}: it is not a model of this library, whose metadata are format = jaxgru, "
             f"{', '.join(HASHED[1:])} and sha256."
         )
 
 
 def check_size(where: str, tokenizer: Tokenizer, model: ModelConfig) -> None:
-    """Raise InteropError unless a tokenizer has as many tokens as a model."""
+    """Raise ModelFileError unless a tokenizer has as many tokens as a model."""
     have = counted(tokenizer.vocab_size, "token")
     want = counted(model.vocab_size, "token")
     if have != want:
-        raise InteropError(f"{where}: the tokenizer has {have}, but the model has {want}.")
+        raise ModelFileError(f"{where}: the tokenizer has {have}, but the model has {want}.")
 
 
 def check_options(where: str, params: Params, like: Params) -> None:
-    """Raise InteropError if a layer has other options than the config, which tensors do not tell.
+    """Raise ModelFileError if a layer has other options than the config, which tensors do not tell.
 
     For example an RNN's activation. `params` and `like` have the same tensors.
     """
     for i, (layer, wanted) in enumerate(zip(params.layers, like.layers, strict=True)):
         if options_of(layer) != options_of(wanted):
-            raise InteropError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
+            raise ModelFileError(f"{where}: layer {i} is {layer}; the config says {wanted}.")
 
 
 def as_tensors(
@@ -149,13 +149,13 @@ def as_tensors(
     """Return a model's tensors, in C's order.
 
     Raises:
-      InteropError: they are not float32, or do not have the names and shapes of `like`.
+      ModelFileError: they are not float32, or do not have the names and shapes of `like`.
     """
     tensors = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
-            raise InteropError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
-    check_shapes(where, _shapes(tensors), _shapes(like))
+            raise ModelFileError(f"{where}: {name} is {tensor.dtype}; it must be float32.")
+    check_shapes(where, _shapes(tensors), _shapes(like), ModelFileError)
     return tensors
 
 
@@ -171,7 +171,7 @@ def _without_folders(config: Config) -> Config:
         validation=_last_name(config.data.validation),
         tokenizer_file=_last_name(config.data.tokenizer_file),
     )
-    training = dataclasses.replace(config.training, init=_last_name(config.training.init))
+    training = dataclasses.replace(config.training, init_from=_last_name(config.training.init_from))
     return dataclasses.replace(config, data=data, training=training)
 
 

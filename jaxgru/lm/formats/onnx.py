@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxgru.cells import CellParams, sizes
+from jaxgru.cells import AnyCell, sizes
 from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import needs
-from jaxgru.libraries import InteropError, common
+from jaxgru.libraries import common
 from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
 from jaxgru.libraries.onnx_graph import B, Graph, T
 from jaxgru.libraries.onnx_nodes import OPERATORS, layer_from_operator, operator_shapes, parsed
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import write_bytes
+from jaxgru.lm.files import ModelFileError, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params, flatten, unflatten
@@ -45,7 +45,7 @@ def save_onnx(
     Raises:
       UserError: as `save_safetensors`.
       OSError: as `save_safetensors`.
-      InteropError: the model cannot be exported: see `to_onnx`.
+      LibraryError: the model cannot be exported: see `to_onnx`.
     """
     _, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     model = to_onnx(params)
@@ -95,7 +95,7 @@ class _Content(NamedTuple):
             tensors[name] = np.asarray(leaf)
         return tensors
 
-    def _layer(self, i: int, like: CellParams) -> CellParams:
+    def _layer(self, i: int, like: AnyCell) -> AnyCell:
         """Return layer number i, given it as shapes."""
         prefix = f"layers.{i}."
         if not has_operator(like):
@@ -124,7 +124,7 @@ class _Content(NamedTuple):
         has_shape = tuple(tensor.dims) == shape
         is_whole = len(tensor.raw_data) == 4 * math.prod(shape)
         if not (is_float32 and has_shape and is_whole):
-            raise InteropError(
+            raise ModelFileError(
                 f"{self.where}: {name} must be a float32 tensor {shape} in the file."
             )
         return np.frombuffer(tensor.raw_data, "<f4").reshape(shape)
@@ -134,11 +134,11 @@ def _read(path: str | Path) -> _Content:
     """Return what is in a file.
 
     Raises:
-      InteropError: it cannot be read, or is not a model of this library.
+      ModelFileError: it cannot be read, or is not a model of this library.
     """
     where = f"{path} cannot be used"
     with open_model(path) as file:
-        model = parsed(where, file.read())
+        model = parsed(where, file.read(), ModelFileError)
     # protobuf gives bytes where a text is not UTF-8.
     metadata = {entry.key: str(entry.value) for entry in model.metadata_props}
     check_format(where, metadata)
@@ -153,7 +153,7 @@ def to_onnx(params: Params) -> onnx.ModelProto:
     tokens can also be called −1, −2, ….
 
     Raises:
-      InteropError: as `jaxgru.libraries.onnx.to_onnx`, which converts layers alone.
+      LibraryError: as `jaxgru.libraries.onnx.to_onnx`, which converts layers alone.
     """
     common.check_known(params, "an ONNX graph")
     check_layers(params.layers)

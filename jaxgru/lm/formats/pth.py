@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.libraries import InteropError, import_torch
+from jaxgru.libraries import import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
-from jaxgru.lm.files import damage_as, write_bytes
+from jaxgru.lm.files import ModelFileError, damage_as, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import as_tensors, check_options, check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
@@ -55,7 +55,7 @@ class _Layout(NamedTuple):
 
 _GRU = _Layout(
     model_class="MyGRUModel",
-    config=ModelConfig("gru", second_bias=True, reset_gate="before", initial_weights="pytorch"),
+    config=ModelConfig("gru", second_bias=True, reset_gate="before", init_scheme="pytorch"),
     dropout_site="state",
     sizes={
         "embd_dim": "embedding_dim",
@@ -80,7 +80,7 @@ _GRU = _Layout(
 
 _LSTM = _Layout(
     model_class="MyLSTMModel",
-    config=ModelConfig("lstm", final_norm=True, initial_weights="pytorch"),
+    config=ModelConfig("lstm", final_norm=True, init_scheme="pytorch"),
     dropout_site="output",
     sizes={
         "in_features": "embedding_dim",
@@ -111,8 +111,8 @@ def load_pth_model(path: str | Path) -> tuple[Params, ModelConfig]:
 
     Raises:
       UserError: as `lm.load`.
-      InteropError: the file holds more than tensors and plain values (none of it is run), or is not
-        a model of the study in float32.
+      ModelFileError: the file holds more than tensors and plain values (none of it is run), or is
+        not a model of the study in float32.
     """
     model = _load(Path(path))
     return model.params, model.config
@@ -131,13 +131,13 @@ def load_pth(
 
     Raises:
       UserError: as `load_pth_model`.
-      InteropError: there is no tokenizer, or it has another size.
+      ModelFileError: there is no tokenizer, or it has another size.
       CorpusError: Tiny Shakespeare is needed and cannot be found.
     """
     params, model, metadata = _load(Path(path))
     if tokenizer is None:
         if model.vocab_size not in CORPUS_TOKENIZERS:
-            raise InteropError(
+            raise ModelFileError(
                 f"{path} holds no tokenizer, and none is known for "
                 f"{counted(model.vocab_size, 'token')}; give the one used in training "
                 f"to jaxgru.lm.formats.pth.load_pth({os.fspath(path)!r}, tokenizer)."
@@ -145,7 +145,7 @@ def load_pth(
         kind = CORPUS_TOKENIZERS[model.vocab_size]
         tokenizer = learn_tokenizer(kind, load_corpus().text, model.vocab_size)
     check_size(f"{path} cannot be used", tokenizer, model)
-    with damage_as(InteropError, f"{path} cannot be used"):
+    with damage_as(ModelFileError, f"{path} cannot be used"):
         config = _whole_config(Path(path), model, metadata, tokenizer.kind)
     return params, config, tokenizer
 
@@ -167,7 +167,7 @@ def save_pth(
     Raises:
       UserError: as `lm.save`.
       OSError: as `lm.save`.
-      InteropError: a model of 65 or 1,000 tokens is of another text, the parameters are not
+      ModelFileError: a model of 65 or 1,000 tokens is of another text, the parameters are not
         float32, or the study has no such model: a vanilla RNN, a GRU with LayerNorm or with the
         reset gate after the product, an LSTM without LayerNorm, or one with ReLU.
     """
@@ -175,7 +175,7 @@ def save_pth(
     layout = _layout_to_write(where, config.model)
     is_of_another_text = text_sha256 not in ("", TINY_SHAKESPEARE_SHA256)
     if is_of_another_text and config.model.vocab_size in CORPUS_TOKENIZERS:
-        raise InteropError(
+        raise ModelFileError(
             f"{where}: it would not hold the tokenizer, and a .pth file with "
             f"{config.model.vocab_size} tokens is read as one of Tiny Shakespeare; choose "
             ".safetensors."
@@ -203,7 +203,7 @@ def _layout_to_write(where: str, model: ModelConfig) -> _Layout:
     """Return the layout of the study's class for a model.
 
     Raises:
-      InteropError: the study has no such model.
+      ModelFileError: the study has no such model.
     """
     kind = _kind(model)
     for layout in _LAYOUTS:
@@ -211,7 +211,7 @@ def _layout_to_write(where: str, model: ModelConfig) -> _Layout:
             return layout
     options = kind or {"reset_gate": model.reset_gate}
     has = " and ".join(f"model.{name} = {shown(value)}" for name, value in options.items())
-    raise InteropError(
+    raise ModelFileError(
         f"{where}: the study has only GRUs with the reset gate before the product, and LSTMs "
         f"with a LayerNorm before the head, without other options; this model has {has}."
     )
@@ -248,11 +248,11 @@ def _load(path: Path) -> _Model:
         metadata = checkpoint
     state_dict = metadata.get("state_dict", checkpoint)
     if not isinstance(state_dict, dict):
-        raise InteropError(f"{where}: its state_dict is {type_name(state_dict)}, not a dict.")
+        raise ModelFileError(f"{where}: its state_dict is {type_name(state_dict)}, not a dict.")
     tensors = {str(name): tensor for name, tensor in state_dict.items()}
     layout = next((each for each in _LAYOUTS if each.others["embedding"] in tensors), None)
     if layout is None:
-        raise InteropError(
+        raise ModelFileError(
             f"{where}: it is neither a checkpoint of the study (model_class, state_dict, …) nor a "
             f"state_dict of its {' or '.join(each.model_class for each in _LAYOUTS)}; its keys are "
             f"{shown(list(metadata or tensors))}; to convert a torch.nn.GRU, LSTM or RNN, see "
@@ -267,7 +267,7 @@ def _arrays(where: str, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     arrays = {}
     for name, tensor in tensors.items():
         # Not all that PyTorch calls a tensor is an array.
-        with damage_as(InteropError, f"{where}: {shown(name)}"):
+        with damage_as(ModelFileError, f"{where}: {shown(name)}"):
             arrays[name] = tensor.numpy(force=True)
     return arrays
 
@@ -278,12 +278,12 @@ def _model_config(where: str, layout: _Layout, arrays: Mapping[str, np.ndarray])
         V, E = arrays[layout.others["embedding"]].shape
         _, H = arrays[layout.others["head.Wo"]].shape
     except (KeyError, ValueError):
-        raise InteropError(f"{where}: its embedding or head is missing or no matrix.") from None
+        raise ModelFileError(f"{where}: its embedding or head is missing or no matrix.") from None
     L = 0
     while any(name.startswith(layout.layer.format(L)) for name in arrays):
         L += 1
     sizes = dict(vocab_size=V, embedding_dim=E, hidden_dim=H, num_layers=L)
-    with damage_as(InteropError, where):
+    with damage_as(ModelFileError, where):
         return dataclasses.replace(layout.config, **sizes)
 
 
@@ -310,7 +310,7 @@ def _read(path: Path, where: str) -> Any:
             return torch.load(_verified(file), "cpu", weights_only=True)
         except Exception as error:
             # A damaged archive or a stranger's pickle can cause any error.
-            raise InteropError(
+            raise ModelFileError(
                 f"{where}: it is damaged, not a file of torch.save (PyTorch 1.6 or newer), or it "
                 "holds more than tensors and plain values; nothing in it was run."
             ) from error
@@ -356,7 +356,7 @@ def _config_name(path: Path, metadata: Mapping[str, Any]) -> str:
 def _kind(model: ModelConfig) -> dict[str, Any]:
     """Return what tells the study's models from each other and from all others, by field."""
     # Models of one class differ in their sizes, and the other two change nothing that is computed.
-    ignored = (*_GRU.sizes.values(), "initial_weights", "second_bias")
+    ignored = (*_GRU.sizes.values(), "init_scheme", "second_bias")
     return {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(model)

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jaxgru.libraries import InteropError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import write_bytes
+from jaxgru.lm.files import ModelFileError, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params
@@ -41,7 +40,7 @@ def save_safetensors(
     Raises:
       UserError: as `lm.save`.
       OSError: as `lm.save`.
-      InteropError: the parameters are not float32.
+      ModelFileError: the parameters are not float32.
     """
     tensors, metadata = pack(f"{path} cannot be written", params, config, tokenizer, text_sha256)
     write_bytes(Path(path), _to_bytes(tensors, metadata))
@@ -59,7 +58,9 @@ def load_safetensors(path: str | Path) -> tuple[Params, Config, Tokenizer]:
         for name in file.keys():
             dtype = file.get_slice(name).get_dtype()
             if dtype != "F32":
-                raise InteropError(f"{content.where}: {name} is {dtype}; it must be F32, float32.")
+                raise ModelFileError(
+                    f"{content.where}: {name} is {dtype}; it must be F32, float32."
+                )
         return unpack(content.where, content.metadata, lambda _: _tensors(file))
 
 
@@ -86,7 +87,7 @@ def _open(path: str | Path) -> Generator[_Content]:
     """Open a file.
 
     Raises:
-      InteropError: it cannot be read, or is not a model of this library.
+      ModelFileError: it cannot be read, or is not a model of this library.
     """
     where = f"{path} cannot be used"
     try:
@@ -96,7 +97,7 @@ def _open(path: str | Path) -> Generator[_Content]:
             check_format(where, metadata)
             yield _Content(where, file, metadata)
     except SafetensorError as error:
-        raise InteropError(f"{where}: it is not a whole safetensors file ({error}).") from error
+        raise ModelFileError(f"{where}: it is not a whole safetensors file ({error}).") from error
 
 
 def _tensors(file: Any) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Checkpoints of a run: what they hold, saving, and restoring the newest one that is intact.
 
 A checkpoint has five items: `params`, `optimizer`, the `best` epoch's parameters once an epoch is
-done, and as JSON `progress` and `made_with`: the run's fingerprint, which is everything else that
+done, and as JSON `progress` and `fingerprint`: the run's fingerprint, which is everything else that
 decides the numbers and must be the same when the run is resumed. `optimizer` has AdamW's moments,
 the key, the step, and the streams' carry. If `params` is a moving average, it also has the
 parameters that are trained.
@@ -46,7 +46,7 @@ with needs("train"):
     from orbax.checkpoint import CheckpointManager
 
 ARRAYS = ("params", "optimizer", "best")  # the items that are trees of arrays
-JSON = ("progress", "made_with")  # the others
+JSON = ("progress", "fingerprint")  # the others
 NUM_KEPT = 2  # checkpoints of a run
 JAX_SETTINGS = (
     "jax_enable_x64",
@@ -133,7 +133,7 @@ def _check_fingerprint(checkpoint: Checkpoint, fingerprint: dict[str, Any]) -> N
     Placements and settings may differ. So may the epochs, if the run was lengthened since then
     (`RunInfo.lengthened` counts how often).
     """
-    stored = checkpoint.read({"made_with": dict[str, Any]})["made_with"]
+    stored = checkpoint.read({"fingerprint": dict[str, Any]})["fingerprint"]
     may_differ = {"lengthened", "commits", *dotted_names("placement", "setting")}
     if fingerprint.get("lengthened") != stored.get("lengthened"):
         may_differ.add("training.epochs")
@@ -168,7 +168,7 @@ def save(
         "params": state.evaluated,
         "optimizer": _without_evaluated(_storable(state)),
         "progress": msgspec.to_builtins(progress),
-        "made_with": fingerprint or {},
+        "fingerprint": fingerprint or {},
     }
     if best is not None:
         values["best"] = best

@@ -38,7 +38,7 @@ def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Confi
     config = find_model(model).config()
     # The tokenizer comes with the model
     of_tokenizer = {"data.tokenizer_file": "", "data.min_count": 0}
-    changes = {**of_tokenizer, **(overrides or {}), "training.init": _source(model)}
+    changes = {**of_tokenizer, **(overrides or {}), "training.init_from": _source(model)}
     if "data.corpus" in changes:
         for name in ("encoding", "validation", "validation_fraction"):
             changes.setdefault(f"data.{name}", getattr(DataConfig, name))
@@ -65,7 +65,7 @@ def load_initial(config: Config, expected: str = "") -> InitialModel | None:
     Args:
       expected: the SHA-256 that it must have; "": any.
     """
-    name = config.training.init
+    name = config.training.init_from
     if not name:
         return None
     params, theirs, tokenizer = load(name)
@@ -106,8 +106,8 @@ def load_text(config: Config, sha256: str = "") -> tuple[Config, Dataset, Initia
     The model's tokenizer is kept if it is of the config's kind and size, no data.min_count is set,
     and the text is its own or has no more tokens that are unknown to it than to a new one.
     """
-    if config.training.init:
-        config = override(config, {"training.init": _source(config.training.init)})
+    if config.training.init_from:
+        config = override(config, {"training.init_from": _source(config.training.init_from)})
     model = load_initial(config)
     if model is None:
         return *load_dataset(config, sha256=sha256), None

@@ -137,8 +137,8 @@ def _check_overrides(path: str | Path, overrides: Mapping[str, Any]) -> None:
     if not fixed:
         return
     advice = "start a new run."
-    # Its weights do not fit another model, and another training.init would replace them
-    if not any(name == "training.init" or name.startswith("model.") for name in fixed):
+    # Its weights do not fit another model, and another training.init_from would replace them
+    if not any(name == "training.init_from" or name.startswith("model.") for name in fixed):
         initial.config_from(str(path), overrides)  # raises where the values do not go together
         words = ["jaxgru", "train", "--init", str(path)]
         for name, value in overrides.items():
@@ -267,7 +267,7 @@ class _Run:
                 self.dataset.validation,
                 observer,
                 self.mesh,
-                self.dataset.end,
+                self.dataset.separator_token,
             )
             if is_first():
                 self._show(status="writing samples")
@@ -284,7 +284,7 @@ class _Run:
         print_labelled("run", f"{self.config.name}, {size:,} parameters, in {self.folder}")
         data = self.config.data
         if not data.validation and not data.validation_fraction:
-            tenth = "a tenth of the units" if data.unit else "the text's last tenth"
+            tenth = "a tenth of the documents" if data.separator else "the text's last tenth"
             console.print(
                 f"Nothing is held out: the validation loss is that of {tenth}, which is trained "
                 "on, too."

@@ -123,17 +123,18 @@ def write_samples(
 ) -> str:
     """Write samples.txt: text from one prompt, stateless and stateful, greedy and not.
 
-    Of a model of units, each is a unit. The last one is returned: stateful, at temperature 0.8.
+    Of a model of documents, each is a document. The last one is returned: stateful, at temperature
+    0.8.
     """
-    unit = config.data.unit
+    separator = config.data.separator
     prompt = ""
-    if not unit:
+    if not separator:
         prompt = default_prompt(info.text_sha256, tokenizer)
     text = ""
     parts: list[str] = []
     for temperature in (0.0, 0.8):
         for stateful in (False, True):
-            options = Options(NUM_TOKENS, temperature, stateful=stateful, unit=unit)
+            options = Options(NUM_TOKENS, temperature, stateful=stateful, separator=separator)
             text = "".join(stream_text(params, tokenizer, prompt, options))
             parts.append(f"--- {_title(temperature, stateful)}\n{text}\n")
     write_text(run / "samples.txt", "\n".join(parts))

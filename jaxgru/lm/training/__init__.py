@@ -2,7 +2,7 @@
 
 from jaxgru.lm.training.loop import Observer, fit
 from jaxgru.lm.training.optimizer import optimizer
-from jaxgru.lm.training.records import Epoch, Progress
+from jaxgru.lm.training.progress import Epoch, Progress
 from jaxgru.lm.training.step import TrainState, init_state, state_shardings, train_step, train_steps
 
 __all__ = [

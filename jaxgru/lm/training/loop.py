@@ -21,7 +21,7 @@ from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.model import Params
 from jaxgru.lm.training.optimizer import after_validation, learning_rate, scale_of
-from jaxgru.lm.training.records import Epoch, Progress
+from jaxgru.lm.training.progress import Epoch, Progress
 from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
 from jaxgru.parallel.hardware import peak_memory_mb
 from jaxgru.parallel.processes import from_first, in_any_process
@@ -59,7 +59,7 @@ def fit(
     val_tokens: Int[AnyArray, "M"],
     observer: Observer,
     mesh: Mesh | None = None,
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> tuple[TrainState, Params]:
     """Train to the end of the config's epochs; return the last state and the resulting parameters.
 
@@ -80,7 +80,7 @@ def fit(
         tokens = shard(tokens, NamedSharding(mesh, P()))
 
     def run_steps(state: TrainState, number: int) -> tuple[TrainState, Array, Array]:
-        return train_steps(training, state, tokens, jnp.int32(number), mesh, end)
+        return train_steps(training, state, tokens, jnp.int32(number), mesh, separator_token)
 
     # No step, so that tokens per second exclude compilation
     state, *_ = run_steps(state, 0)
@@ -88,7 +88,7 @@ def fit(
     while not progress.finished:
         state = _train_epoch(training, run_steps, state, best, progress, observer)
         observer.on_validation(progress.epoch)
-        val_loss = _validation_loss(training, state, val_tokens, mesh, end)
+        val_loss = _validation_loss(training, state, val_tokens, mesh, separator_token)
         record = _epoch_record(training, state, progress, val_loss)
         if training.schedule == "plateau":
             opt_state = after_validation(training, state.opt_state, val_loss)
@@ -146,10 +146,10 @@ def _validation_loss(
     state: TrainState,
     val_tokens: Int[AnyArray, "M"],
     mesh: Mesh | None,
-    end: int | None,
+    separator_token: int | None,
 ) -> float:
     """Return the validation loss of the evaluated parameters, the same in all processes."""
-    loss = window_loss(state.evaluated, val_tokens, training.sequence_length, mesh, end)
+    loss = window_loss(state.evaluated, val_tokens, training.sequence_length, mesh, separator_token)
     # The first process's, so that all processes decide alike
     loss = from_first(loss)
     if not math.isfinite(loss):

@@ -22,7 +22,7 @@ from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.remat import in_segments
 from jaxgru.layers.weight_drop import drop_weights
 from jaxgru.lm.config import ModelConfig, TrainingConfig
-from jaxgru.lm.data.batching import random_crops, stream_windows, unit_starts
+from jaxgru.lm.data.batching import document_starts, random_crops, stream_windows
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
@@ -104,7 +104,7 @@ def loss_fn(
     remat: bool = False,
     carry: ModelCarry | None = None,
     implementation: str = "auto",
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
 
@@ -114,8 +114,8 @@ def loss_fn(
     """
     if remat:
         batch = _Batch(carry, inputs, targets)
-        return _loss_in_segments(params, batch, dropout, implementation, end)
-    reset = unit_starts(inputs, end)
+        return _loss_in_segments(params, batch, dropout, implementation, separator_token)
+    reset = document_starts(inputs, separator_token)
     logits, carry = apply(params, inputs, carry, dropout, implementation, reset=reset)
     return token_nll(logits, targets).mean(), carry
 
@@ -137,7 +137,11 @@ class _Segment(NamedTuple):
 
 
 def _loss_in_segments(
-    params: Params, batch: _Batch, dropout: Dropouts, implementation: str, end: int | None
+    params: Params,
+    batch: _Batch,
+    dropout: Dropouts,
+    implementation: str,
+    separator_token: int | None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute `loss_fn` `in_segments`, each of which also draws its dropout anew."""
     seeds = seeded(dropout, params.layers)
@@ -146,7 +150,7 @@ def _loss_in_segments(
     def run(carry: ModelCarry, segment: _Segment) -> tuple[ModelCarry, Array]:
         inputs = segment.inputs.T
         masks = at_step(seeds, segment.numbers[0])
-        reset = unit_starts(inputs, end)
+        reset = document_starts(inputs, separator_token)
         logits, carry = apply(weights(), inputs, carry, masks, implementation, reset=reset)
         return carry, token_nll(logits, segment.targets.T).T
 
@@ -164,7 +168,7 @@ def train_step(
     state: TrainState,
     tokens: Int[Array, "N"],
     mesh: Mesh | None = None,
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> tuple[TrainState, Float[Array, ""]]:
     """Compute one optimizer step on one batch; return the new state, and the loss before the step.
 
@@ -172,7 +176,7 @@ def train_step(
     (`stream_windows`), which start from the state after the previous windows; the gradient stops at
     a window's start. This is truncated backpropagation through time (Williams & Peng 1990, Neural
     Computation 2(4)). With `reset_probability`, some rows start from `initial_carry` instead. With
-    an end-of-unit token `end`, the state is also set to that before each of these tokens.
+    a separator token, the state is also set to that before each of these tokens.
 
     With a mesh (`data_mesh`), each device takes its share of the batch's rows, and the gradients
     equal those of the whole batch up to the rounding of one sum. The tokens are then on all
@@ -189,10 +193,10 @@ def train_step(
 
     batch = _next_batch(training, state, tokens, crop_key, reset_key)
     if mesh is None or mesh.size == 1:
-        result = _batch_gradient(training, end, state.params, batch, keys)
+        result = _batch_gradient(training, separator_token, state.params, batch, keys)
         return _update(training, state, result), result.loss
 
-    result = _gradient_on_mesh(training, end, mesh, state.params, batch, keys)
+    result = _gradient_on_mesh(training, separator_token, mesh, state.params, batch, keys)
     state = _update(training, state, result)
     # The carry of a while_loop must keep its sharding
     placement = state_shardings(state, mesh, training)
@@ -244,7 +248,7 @@ class _BatchResult(NamedTuple):
 
 def _gradient_on_mesh(
     training: TrainingConfig,
-    end: int | None,
+    separator_token: int | None,
     mesh: Mesh,
     params: Params,
     batch: _Batch,
@@ -256,7 +260,9 @@ def _gradient_on_mesh(
     def run(params: Params, batch: _Batch, keys: _DropoutKeys) -> _BatchResult:
         first_row = jax.lax.axis_index(ROWS) * len(batch.inputs)
         whole = gather(params, cuts)
-        loss, grads, carry = _batch_gradient(training, end, whole, batch, keys, first_row)
+        loss, grads, carry = _batch_gradient(
+            training, separator_token, whole, batch, keys, first_row
+        )
         return _BatchResult(jax.lax.pmean(loss, ROWS), scatter_mean(grads, cuts), carry)
 
     run_on_devices = jax.shard_map(
@@ -271,7 +277,7 @@ def _gradient_on_mesh(
 
 def _batch_gradient(
     training: TrainingConfig,
-    end: int | None,
+    separator_token: int | None,
     params: Params,
     batch: _Batch,
     keys: _DropoutKeys,
@@ -286,7 +292,7 @@ def _batch_gradient(
     params = dataclasses.replace(params, layers=layers)
     dropouts = seeded(_dropouts(training, keys), params.layers)
 
-    of_rows = partial(_micro_batch_gradient, training, end, params, dropouts)
+    of_rows = partial(_micro_batch_gradient, training, separator_token, params, dropouts)
     number = training.gradient_accumulation
     (loss, grads), carry = mean_of_micro_batches(of_rows, number, batch, first_row)
     (of_layers,) = gradient_before_drop(grads.layers)
@@ -310,7 +316,7 @@ def _dropouts(training: TrainingConfig, keys: _DropoutKeys) -> list[Dropout]:
 
 def _micro_batch_gradient(
     training: TrainingConfig,
-    end: int | None,
+    separator_token: int | None,
     params: Params,
     dropouts: list[Dropout],
     batch: _Batch,
@@ -330,7 +336,7 @@ def _micro_batch_gradient(
             training.remat,
             batch.carry,
             training.implementation,
-            end,
+            separator_token,
         )
 
     (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -394,14 +400,14 @@ class _Loop(NamedTuple):
     num_done: Int[Array, ""]
 
 
-@partial(jax.jit, static_argnames=("training", "mesh", "end"), donate_argnames="state")
+@partial(jax.jit, static_argnames=("training", "mesh", "separator_token"), donate_argnames="state")
 def train_steps(
     training: TrainingConfig,
     state: TrainState,
     tokens: Int[Array, "N"],
     num_steps: Int[Array, ""],
     mesh: Mesh | None = None,
-    end: int | None = None,
+    separator_token: int | None = None,
 ) -> tuple[TrainState, Float[Array, "MAX_CHUNK"], Int[Array, ""]]:
     """Compute up to MAX_CHUNK steps on the device; stop after a loss that is not finite.
 
@@ -415,7 +421,7 @@ def train_steps(
         return (done < num_steps) & ((done == 0) | jnp.isfinite(loop.losses[done - 1]))
 
     def run_step(loop: _Loop) -> _Loop:
-        state, loss = train_step(training, loop.state, tokens, mesh, end)
+        state, loss = train_step(training, loop.state, tokens, mesh, separator_token)
         losses = loop.losses.at[loop.num_done].set(loss)
         return _Loop(state, losses, loop.num_done + 1)
 

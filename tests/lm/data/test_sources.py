@@ -262,7 +262,7 @@ class TestLineEnds:
 
     def test_a_unit_that_they_end(self, tmp_path):
         (tmp_path / "x.txt").write_bytes(b"Ann\rBob\rEve\r" * 20)
-        _, dataset = load_dataset(config_of(tmp_path / "x.txt", unit="\r"))
+        _, dataset = load_dataset(config_of(tmp_path / "x.txt", separator="\r"))
         assert dataset.tokenizer.decode(dataset.train[:9]).startswith("\r")
 
 

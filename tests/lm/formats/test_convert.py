@@ -22,7 +22,7 @@ from jaxgru.lm.training import Progress, init_state
 torch = pytest.importorskip("torch")
 
 MODEL = ModelConfig(
-    "gru", 9, 3, 4, num_layers=2, second_bias=True, reset_gate="before", initial_weights="pytorch"
+    "gru", 9, 3, 4, num_layers=2, second_bias=True, reset_gate="before", init_scheme="pytorch"
 )
 TOKENIZER = CharacterTokenizer("ROME: abc")
 

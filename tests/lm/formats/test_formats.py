@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from random_models import model_configs, random_bits, random_params, same_bits
 
 import jaxgru
-from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats import FORMATS
 from jaxgru.lm.formats.pth import load_pth_model
 
@@ -41,7 +41,7 @@ def test_bit_for_bit(suffix, config, seed, tmp_path_factory):
     if suffix == ".pth":
         lstm, sizes = config.cell == "lstm", (5, config.embedding_dim, config.hidden_dim)
         has = dict(final_norm=True) if lstm else dict(second_bias=True, reset_gate="before")
-        has["initial_weights"] = "pytorch"
+        has["init_scheme"] = "pytorch"
         config = ModelConfig("lstm" if lstm else "gru", *sizes, config.num_layers, **has)
     whole = dataclasses.replace(load_config("leviathan"), name="x", model=config)
     params = random_bits(config, seed)
@@ -93,8 +93,8 @@ def test_an_older_file_stays_whole(tmp_path, monkeypatch, suffix):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_file_that_cannot_be_opened(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
-    with pytest.raises(InteropError, match=f"there is no file {path}"):
+    with pytest.raises(ModelFileError, match=f"there is no file {path}"):
         FORMATS[suffix].load(path)
     path.mkdir()
-    with pytest.raises(InteropError, match=f"{path} cannot be read: Is a directory"):
+    with pytest.raises(ModelFileError, match=f"{path} cannot be read: Is a directory"):
         FORMATS[suffix].load(path)

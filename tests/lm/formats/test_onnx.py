@@ -19,11 +19,12 @@ from random_models import random_params, same_bits
 import jaxgru
 from jaxgru.cells import CELLS, Cell, struct
 from jaxgru.cells.contract import options_of_cell
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 from jaxgru.lm import Config, ModelConfig, load, load_config
 from jaxgru.lm.config.fields import ConfigError
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import pretrained_names
@@ -129,9 +130,9 @@ class TestSmallModels:
 
     def test_refusals(self):
         params = random_params(CONFIGS["gru"])
-        with pytest.raises(InteropError, match="are bfloat16 and float32; they must be"):
+        with pytest.raises(LibraryError, match="are bfloat16 and float32; they must be"):
             to_onnx(params.replace(embedding=params.embedding.astype(jnp.bfloat16)))
-        with pytest.raises(InteropError, match="an ONNX graph needs the values of the weights"):
+        with pytest.raises(LibraryError, match="an ONNX graph needs the values of the weights"):
             jax.jit(to_onnx)(params)
 
 
@@ -260,13 +261,13 @@ def test_refused(what, saved):
     model = onnx.load(saved)
     change(model)
     saved.write_bytes(model.SerializeToString())
-    with pytest.raises(InteropError, match=f"{saved} cannot be used: .*{says}"):
+    with pytest.raises(ModelFileError, match=f"{saved} cannot be used: .*{says}"):
         load_onnx(saved)
 
 
 def test_no_onnx_file(path):
     path.write_bytes(b"\xff\xff")
-    with pytest.raises(InteropError, match="m.onnx cannot be used: it is not a whole ONNX file"):
+    with pytest.raises(ModelFileError, match="m.onnx cannot be used: it is not a whole ONNX file"):
         load_onnx(path)
 
 

@@ -18,10 +18,11 @@ from random_models import by_gate, only_model, random_params, same_bits
 import jaxgru
 import torchref
 from jaxgru.errors import UserError
-from jaxgru.libraries import InteropError
+from jaxgru.libraries import LibraryError
 from jaxgru.lm import Config, ModelConfig, apply, load_config
 from jaxgru.lm.config import TrainingConfig, config_dir
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
+from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats import pth
 from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
 
@@ -89,7 +90,7 @@ class TestReading:
         params, model = load_pth_model(path)
         gru = dict(second_bias=True, reset_gate="before")
         has = gru if kind == "gru" else dict(final_norm=True)
-        assert model == ModelConfig(kind, V, E, H, L, initial_weights="pytorch", **has)
+        assert model == ModelConfig(kind, V, E, H, L, init_scheme="pytorch", **has)
         tokens = np.random.default_rng(1).integers(0, V, (1, 6))
         ours, _ = apply(params, tokens)
         for dropout in (file["dropout"], 0.3):
@@ -161,7 +162,7 @@ class TestWriting:
     def test_models_that_the_study_does_not_have(self, options, has, path):
         model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2, **options)
         says = f"cannot be written: the study has only GRUs .*; this model has .*model.{has}"
-        with pytest.raises(InteropError, match=says):
+        with pytest.raises(ModelFileError, match=says):
             save_pth(path, random_params(model), Config("x", model))
         assert not path.exists()
 
@@ -169,15 +170,15 @@ class TestWriting:
         model = ModelConfig(vocab_size=3, embedding_dim=2, hidden_dim=2, reset_gate="before")
         params = random_params(model)
         larger = Config("x", only_model(model, vocab_size=4))
-        with pytest.raises(InteropError, match=r"embedding has shape \(3, 2\).*\(4, 2\)"):
+        with pytest.raises(ModelFileError, match=r"embedding has shape \(3, 2\).*\(4, 2\)"):
             save_pth(path, params, larger)
-        with pytest.raises(InteropError, match="layers.1.U is missing"):
+        with pytest.raises(ModelFileError, match="layers.1.U is missing"):
             save_pth(path, params, Config("x", only_model(model, num_layers=2)))
         half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
-        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
+        with pytest.raises(ModelFileError, match="embedding is float16; it must be float32"):
             save_pth(path, half, Config("x", model))
         clipped = params.replace(layers=tuple(p.replace(clip=1.0) for p in params.layers))
-        with pytest.raises(InteropError, match=r"layer 0 .*, clip=1.0\); the config says"):
+        with pytest.raises(ModelFileError, match=r"layer 0 .*, clip=1.0\); the config says"):
             save_pth(path, clipped, Config("x", model))
 
 
@@ -230,7 +231,7 @@ class TestRefusals:
         assert load_pth(path, tokenizer)[1].name == "5"
         for rate in (2, "0.1", None, torch.zeros(2)):
             torch.save(gru_file() | {"dropout": rate}, path)
-            with pytest.raises(InteropError, match=f"^{path} cannot be used: "):
+            with pytest.raises(ModelFileError, match=f"^{path} cannot be used: "):
                 load_pth(path, tokenizer)
 
     @pytest.mark.parametrize(
@@ -245,12 +246,12 @@ class TestRefusals:
     )
     def test_something_else(self, value, says, path):
         torch.save(value, path)
-        with pytest.raises(InteropError, match=f"{path} cannot be used: .*{says}"):
+        with pytest.raises(ModelFileError, match=f"{path} cannot be used: .*{says}"):
             load_pth_model(path)
 
     def test_no_checkpoint_at_all(self, path):
         path.write_bytes(b"weights")
-        with pytest.raises(InteropError, match="damaged, not a file of torch.save"):
+        with pytest.raises(ModelFileError, match="damaged, not a file of torch.save"):
             load_pth_model(path)
 
     @pytest.mark.parametrize("method", ["STORED", "DEFLATED", "only the pickle"])
@@ -277,7 +278,7 @@ class TestRefusals:
             try:  # what is not of the model is not missed, such as the time that an archive keeps
                 again = load_pth_model(path)[0]
                 assert spoilt is not whole or same_bits(again, params)
-            except InteropError as error:
+            except ModelFileError as error:
                 assert str(error).startswith(f"{path} cannot be used: ")
                 refused += 1
         assert refused > len(spoilt) / 49 / 2
@@ -291,10 +292,10 @@ class TestRefusals:
 
         for value in (Evil(), gru_file() | {"version": Evil()}):
             torch.save(value, path)
-            with pytest.raises(InteropError, match="nothing in it was run"):
+            with pytest.raises(ModelFileError, match="nothing in it was run"):
                 load_pth_model(path)
             path.write_bytes(pickle.dumps(value))
-            with pytest.raises(InteropError, match="not a file of torch.save"):
+            with pytest.raises(ModelFileError, match="not a file of torch.save"):
                 load_pth_model(path)
         assert not witness.exists()
         pickle.loads(pickle.dumps(Evil()))
@@ -305,7 +306,7 @@ class TestRefusals:
         model = ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, reset_gate="before")
         save = lambda: save_pth(path, random_params(model), Config("x", model))
         for call in (lambda: load_pth_model(path), save):
-            with pytest.raises(InteropError, match="PyTorch is needed but not installed"):
+            with pytest.raises(LibraryError, match="PyTorch is needed but not installed"):
                 call()
 
     def test_pytorch_is_not_imported_before_it_is_needed(self):
@@ -367,12 +368,12 @@ class TestAsARun:
     def test_a_text_that_it_would_be_mistaken_for(self, path):
         """A file of 65 tokens is read as one of Tiny Shakespeare."""
         model = ModelConfig(vocab_size=65, embedding_dim=1, hidden_dim=1, reset_gate="before")
-        with pytest.raises(InteropError, match="would not hold the tokenizer, .* with 65 tokens"):
+        with pytest.raises(ModelFileError, match="would not hold the tokenizer, .* with 65 tokens"):
             save_pth(path, random_params(model), Config("x", model), text_sha256="of another")
 
     def test_the_tokenizer_that_is_missing_or_another(self, path):
         torch.save(gru_file(), path)
-        with pytest.raises(InteropError, match="no tokenizer, and none is known for 5 tokens"):
+        with pytest.raises(ModelFileError, match="no tokenizer, and none is known for 5 tokens"):
             load_pth(path)
-        with pytest.raises(InteropError, match="the tokenizer has 3 tokens, but .* has 5"):
+        with pytest.raises(ModelFileError, match="the tokenizer has 3 tokens, but .* has 5"):
             load_pth(path, CharacterTokenizer("abc"))

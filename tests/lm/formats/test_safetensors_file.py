@@ -17,12 +17,12 @@ from safetensors.numpy import save_file
 
 import jaxgru
 from jaxgru.errors import UserError
-from jaxgru.libraries import InteropError
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.config import DataConfig, TrainingConfig
 from jaxgru.lm.data import tokenizers
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
+from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.load import find_model
 
@@ -95,7 +95,7 @@ class TestTheFile:
     ])  # fmt: skip
     def test_tells_no_folder_of_its_author(self, path, corpus, stored):
         data = DataConfig(corpus=corpus)
-        training = TrainingConfig(init=corpus.replace("tiny_shakespeare", "v1"))
+        training = TrainingConfig(init_from=corpus.replace("tiny_shakespeare", "v1"))
         config = dataclasses.replace(CONFIG, data=data, training=training)
         save_safetensors(path, random_params(SMALL), config, TOKENIZER, "12ab")
         for word in (b"anna", b"novel"):
@@ -105,7 +105,7 @@ class TestTheFile:
         assert find_model(path).text_sha256() == named
         assert again.data == dataclasses.replace(data, corpus=stored)
         init = stored.replace("tiny_shakespeare", "v1")
-        assert again.training == dataclasses.replace(training, init=init)
+        assert again.training == dataclasses.replace(training, init_from=init)
 
 
 def _config(old, new):
@@ -170,7 +170,7 @@ class TestRefusals:
         tensor = {"dtype": dtype, "shape": [8], "data_offsets": [0, bits]}
         header = json.dumps({"__metadata__": read(path)[1], "embedding": tensor}).encode()
         path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(bits))
-        with pytest.raises(InteropError, match=f"embedding is {dtype}; it must be F32, float32"):
+        with pytest.raises(ModelFileError, match=f"embedding is {dtype}; it must be F32, float32"):
             load_safetensors(path)
 
     def test_flipped_or_cut_anywhere(self, path):
@@ -184,7 +184,7 @@ class TestRefusals:
             data.append(flipped)
         for damaged in data:
             path.write_bytes(damaged)
-            with pytest.raises(InteropError, match="cannot be used"):
+            with pytest.raises(ModelFileError, match="cannot be used"):
                 load_safetensors(path)
 
     @pytest.mark.parametrize(
@@ -206,18 +206,18 @@ class TestRefusals:
     def test_what_is_not_one_model(self, path):
         params, save = random_params(SMALL), save_safetensors
         half = params.replace(embedding=params.embedding.astype("float16"))
-        with pytest.raises(InteropError, match="embedding is float16; it must be float32"):
+        with pytest.raises(ModelFileError, match="embedding is float16; it must be float32"):
             save(path, half, CONFIG, TOKENIZER)
         for change, name in ({"second_bias": True}, "c"), ({"reset_gate": "after"}, "cn"):
-            with pytest.raises(InteropError, match=f"layers.0.{name} is missing"):
+            with pytest.raises(ModelFileError, match=f"layers.0.{name} is missing"):
                 save(path, params, Config("x", only_model(SMALL, **change)), TOKENIZER)
         rnn = ModelConfig("rnn", 3, 2, 1)
         relu = only_model(rnn, activation="relu")
         with pytest.raises(
-            InteropError,
-            match=r"layer 0 .*='relu'\); the config says RNNParams\(in 2, hidden 1, float32\)\.$",
+            ModelFileError,
+            match=r"layer 0 .*='relu'\); the config says RNNCell\(in 2, hidden 1, float32\)\.$",
         ):
             save(path, random_params(relu), Config("x", rnn), TOKENIZER)
-        with pytest.raises(InteropError, match="the tokenizer has 2 tokens, but the model has 3"):
+        with pytest.raises(ModelFileError, match="the tokenizer has 2 tokens, but the model has 3"):
             save(path, params, CONFIG, CharacterTokenizer("ab"))
         assert not path.exists()

@@ -139,7 +139,7 @@ class TestARun:
         assert tokenizer.to_bytes() == vocabulary.to_bytes()
         assert f"training starts from {tiny_run} (SHA-256 " in out
         assert f"the {tokenizer.vocab_size} tokens that both vocabularies have" in out
-        assert config.name == "astra_alpha-mine" and config.training.init == str(tiny_run)
+        assert config.name == "astra_alpha-mine" and config.training.init_from == str(tiny_run)
         assert out.count(load_info(run).init_sha256[:12]) == 1
         assert json.loads((run / "metrics.jsonl").read_text())["step"] == 3
 
@@ -180,7 +180,7 @@ class TestARun:
         assert run.name == "v2"
         params, config, _ = jaxgru.lm.load(run)
         chex.assert_trees_all_equal(params, jaxgru.lm.load(mine)[0])
-        assert config.training.init == str(mine)
+        assert config.training.init_from == str(mine)
 
     def test_that_fails_hides_no_run_of_its_name(self, script, mine):
         shutil.rmtree(mine / "checkpoints")
@@ -192,12 +192,12 @@ class TestARun:
     def test_is_never_the_studys(self, tmp_path):
         """Nor is a run that was lengthened, though nothing else differs from the study's."""
         for name in set(pretrained_names()) & set(config_names()):
-            config = load_config(name, {"training.init": name})
+            config = load_config(name, {"training.init_from": name})
             assert published_losses(config, RunInfo()) == {}
         job = next(job for job in all_jobs() if job.name == "astra_alpha")
         folder = tmp_path / "astra_alpha" / "v1"
         folder.mkdir(parents=True)
-        training = dataclasses.replace(job.config.training, init="astra_alpha")
+        training = dataclasses.replace(job.config.training, init_from="astra_alpha")
         from_weights = dataclasses.replace(job.config, training=training)
         for config, info, same in ((job.config, RunInfo(), True), (from_weights, RunInfo(), False),
                                    (job.config, RunInfo(lengthened=1), False)):  # fmt: skip
@@ -225,7 +225,7 @@ class TestConfig:
             config = config_from(str(model), {"data.corpus": "mine.txt", "training.epochs": 7})
             assert (config.name, config.model) == ("astra_alpha-mine", theirs.model)
             assert config.data == replace(usual, corpus="mine.txt")
-            assert config.training == replace(theirs.training, epochs=7, init=str(model))
+            assert config.training == replace(theirs.training, epochs=7, init_from=str(model))
 
     def test_is_read_before_jax_starts(self, tiny_run, tmp_path):
         """From then on, a CPU's cores could not become devices."""

@@ -105,7 +105,7 @@ def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     monkeypatch.setattr(measures, "MEASURES", few)  # for the time that the others take
     lines = [f"{a} and {b}\n" for a in ("anna", "bob", "cy") for b in range(100)]
     (tmp_path / "lines.txt").write_text("".join(lines))
-    options = {"data.unit": "line", "data.batches": batches, "name": "lines"}
+    options = {"data.separator": "line", "data.batches": batches, "name": "lines"}
     options |= {"data.corpus": str(tmp_path / "lines.txt")}
     run = start_run(load_config("astra_alpha", TINY | options), tmp_path)
     resume_run(run, {"training.epochs": 3})
@@ -127,7 +127,7 @@ def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     scores = tmp_path / "scores.csv"
     for text in ((), ("--text", tmp_path / "held.txt")):
         done = script("evaluate", run, *text, "--output", scores)
-        assert done.code == 0 and "only where a unit begins" in done.out
+        assert done.code == 0 and "only where a document begins" in done.out
         nats = [float(row[2]) for row in csv.reader(scores.open(newline="")) if row[2] != "nats"]
         np.testing.assert_allclose(nats, np.concatenate(each), rtol=1e-4)
         scores.unlink()

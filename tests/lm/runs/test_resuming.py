@@ -218,7 +218,7 @@ class TestLength:
             resume_run(run, overrides)
         command = shlex.split(str(refusal.value).partition("from its weights: ")[2])
         given = config_overrides(make_parser().parse_args(command[2:]))
-        return config_from(given.pop("training.init"), given)
+        return config_from(given.pop("training.init_from"), given)
 
     def test_a_run_that_stopped_early_cannot_go_on_by_more_epochs(self, run_copy, capfd):
         """Its best epoch is the first of three, and it waits for two."""

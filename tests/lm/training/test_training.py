@@ -480,7 +480,7 @@ def of_unit(params, carry, x, y):
     ("streams", {"remat": True, "gradient_accumulation": 3, "batch_size": 1}),
 ])  # fmt: skip
 def test_units_against_a_plain_loop_over_them(batches, options):
-    """Four steps in float64, in which token 0 ends a unit: loss, gradient and state.
+    """Four steps in float64, in which token 0 ends a document: loss, gradient and state.
 
     Each unit is computed by itself, from zeros; the first one of a row of a stream goes on from the
     row's last state. AdamW's first moment has the gradients.
@@ -520,7 +520,7 @@ def test_units_against_a_plain_loop_over_them(batches, options):
             ends += (inputs[:, 1:] == 0).sum()
             value, carry, grads = plain(state.params, carry, inputs, targets)
             moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
-            state, losses, _ = train_steps(recipe, state, TOKENS, 1, end=0)
+            state, losses, _ = train_steps(recipe, state, TOKENS, 1, separator_token=0)
             assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
             chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
             if batches == "streams":
@@ -550,7 +550,7 @@ def test_every_regularizer_against_a_plain_loop():
             dropout_masks(params.layers, Dropout(key, rate, site), B, T)
             for key, (site, rate) in sites
         )
-        masks = state[0].state, state[1].state, below[0].input, between[0].output, above[1].output
+        masks = state[0].hidden, state[1].hidden, below[0].input, between[0].output, above[1].output
         kept = [
             jax.random.bernoulli(jax.random.split(layer, 1)[0], 0.75, (4, 12)) / 0.75
             for layer in jax.random.split(weight_key, 2)

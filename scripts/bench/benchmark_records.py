@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from jaxgru.lm.files import write_text
 from jaxgru.lm.records import Count, Number, Record
-from pages.records import dumps, load_or
+from pages.measurements import dumps, load_or
 
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import jaxgru
 import torchref
-from jaxgru.cells import CellParams, LSTMParams, ResetBeforeGRUParams, RNNParams, sizes
+from jaxgru.cells import AnyCell, LSTMCell, ResetBeforeGRUCell, RNNCell, sizes
 from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.model import HeadParams, LayerNormParams, Params
 
@@ -107,7 +107,7 @@ def random_params(rng: np.random.Generator, config: ModelConfig, dtype: str) -> 
 
 def random_cell(
     rng: np.random.Generator, cell: str, E: int, H: int, second_bias: bool, dtype: str
-) -> CellParams:
+) -> AnyCell:
     """Return random parameters of one layer."""
     config = ModelConfig(cell, 2, E, H, 1, **VARIANTS[cell])
     layer = random_params(rng, config, dtype).layers[0]
@@ -138,9 +138,9 @@ LSTM_KEYS = {
 RNN_KEYS = {"W": ["Wx.weight"], "U": ["Wh.weight"], "b": ["Wx.bias"]}
 
 
-def cell_keys(p: CellParams, prefix: str = "") -> CellParams:
+def cell_keys(p: AnyCell, prefix: str = "") -> AnyCell:
     """Return the struct with each array replaced by the names of its gates' torchref tensors."""
-    keys = {ResetBeforeGRUParams: GRU_KEYS, LSTMParams: LSTM_KEYS, RNNParams: RNN_KEYS}[type(p)]
+    keys = {ResetBeforeGRUCell: GRU_KEYS, LSTMCell: LSTM_KEYS, RNNCell: RNN_KEYS}[type(p)]
     present = {name: names for name, names in keys.items() if getattr(p, name) is not None}
     return type(p)(**{
         name: " ".join(prefix + key for key in names) for name, names in present.items()
@@ -151,11 +151,11 @@ def model_keys(params: Params) -> Params:
     """Return the tree with each array replaced by the name of its torchref tensor."""
     cell = type(params.layers[0])
     layer = {
-        ResetBeforeGRUParams: "layers.{}.grucell.",
-        LSTMParams: "lstm_layer.layers.{}.",
-        RNNParams: "layers.{}.rnncell.",
+        ResetBeforeGRUCell: "layers.{}.grucell.",
+        LSTMCell: "lstm_layer.layers.{}.",
+        RNNCell: "layers.{}.rnncell.",
     }[cell]
-    lstm = cell is LSTMParams
+    lstm = cell is LSTMCell
     head = "linear_projection.linear_projection." if lstm else "fc.linear_projection."
     return Params(
         embedding="embeddings.weight" if lstm else "embedding.weight",
@@ -200,24 +200,24 @@ def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> to
     V, E = params.embedding.shape
     H, L = params.Wo.shape[0], len(params.layers)
     first = params.layers[0]
-    if isinstance(first, ResetBeforeGRUParams):
+    if isinstance(first, ResetBeforeGRUCell):
         second_bias = first.c is not None
         model = torchref.MyGRUModel(V, E, H, L, dropout, site, second_bias=second_bias)
     else:
-        kinds = {LSTMParams: torchref.MyLSTMModel, RNNParams: torchref.MyRNNModel}
+        kinds = {LSTMCell: torchref.MyLSTMModel, RNNCell: torchref.MyRNNModel}
         model = kinds[type(first)](V, E, H, L, dropout, site)
     model.to(torch.float64 if params.embedding.dtype == jnp.float64 else torch.float32)
     model.load_state_dict(to_state_dict(model_keys(params), params), strict=True)
     return model
 
 
-def torch_cell(p: CellParams) -> torch.nn.Module:
+def torch_cell(p: AnyCell) -> torch.nn.Module:
     """Return torchref's cell with these parameters."""
     E, H = sizes(p)
-    if isinstance(p, ResetBeforeGRUParams):
+    if isinstance(p, ResetBeforeGRUCell):
         cell = torchref.models.GRUCell(E, H, p.c is not None)
     else:
-        kinds = {LSTMParams: torchref.models.LSTMCell, RNNParams: torchref.models.RNNCell}
+        kinds = {LSTMCell: torchref.models.LSTMCell, RNNCell: torchref.models.RNNCell}
         cell = kinds[type(p)](E, H)
     cell.to(torch.float64 if p.U.dtype == jnp.float64 else torch.float32)
     cell.load_state_dict(to_state_dict(cell_keys(p), p), strict=True)
@@ -246,7 +246,7 @@ def masks_to_torch(masks: list) -> list[torch.Tensor | None] | None:
     """Convert what `dropout_masks` returns, of any site, to factors (B, T, H), one per layer."""
 
     def factor(pair: tuple) -> torch.Tensor | None:
-        masks = [mask for mask in (pair.state, pair.output) if mask.keep is not None]
+        masks = [mask for mask in (pair.hidden, pair.output) if mask.keep is not None]
         if not masks:
             return None
         keep = np.asarray(masks[0].keep)

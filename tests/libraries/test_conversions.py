@@ -1,4 +1,4 @@
-"""What every bridge promises: the same call, the same numbers; weights that go there and back."""
+"""What each library's file promises: the same call, the same numbers; weights go there and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from random_models import same_bits
 import jaxgru
 from jaxgru.cells import pytrees
 from jaxgru.libraries import (
-    InteropError,
+    LibraryError,
     common,
     dm_haiku,
     equinox_nn,
@@ -363,8 +363,8 @@ test_what_the_other_library_lacks = refused(
     (partial(equinox_nn.to_equinox, GRU), f"a {after}"),
     (partial(dm_haiku.to_haiku, GRU_AFTER), "a GRU whose reset gate acts before the product"),
     (partial(flax_nnx.to_nnx, [GRU_AFTER]), "list cannot be converted: Flax has"),
-    (partial(equinox_nn.to_equinox, RNN), "RNNParams cannot be .*: Equinox has an LSTMCell"),
-    (partial(dm_haiku.to_haiku, RNN), "RNNParams cannot be converted: dm-haiku has an LSTM, an"),
+    (partial(equinox_nn.to_equinox, RNN), "RNNCell cannot be .*: Equinox has an LSTMCell"),
+    (partial(dm_haiku.to_haiku, RNN), "RNNCell cannot be converted: dm-haiku has an LSTM, an"),
     (partial(keras_layers.to_keras, {}), "dict cannot be converted: Keras has"),
     (partial(jax.jit(torch_nn.to_torch), GRU_AFTER), "PyTorch module needs the values of the wei"),
     (partial(jax.jit(keras_layers.to_keras), GRU), "a Keras layer needs the values of the wei"),
@@ -379,30 +379,30 @@ test_what_the_other_library_lacks = refused(
 def test_float64_that_jax_would_round(back):
     with jax.enable_x64(True):
         theirs = back(layer("rnn", dtype=np.float64))
-    with pytest.raises(InteropError, match="are float64, .* JAX_ENABLE_X64=1"):
+    with pytest.raises(LibraryError, match="are float64, .* JAX_ENABLE_X64=1"):
         FROM[back](theirs)
 
 
 @pytest.mark.parametrize("convert", [c for c in FROM if c not in (flax_linen.to_linen, nnx_lstm)])
 @pytest.mark.parametrize("kind", ["gru", "gru after", "lstm", "rnn"])
 def test_an_option_arrives_or_is_refused_by_name(convert, kind, monkeypatch):
-    """Also one that a bridge has never heard of. Without one, nothing is promoted."""
+    """Also one that no library has heard of. Without one, nothing is promoted."""
     plain = layer(kind)
     if kind == "gru after":
         plain = plain.replace(cn=jnp.zeros_like(plain.cn))
-    with contextlib.suppress(InteropError):
+    with contextlib.suppress(LibraryError):
         theirs = convert(plain)  # the library has such a cell, which Keras cannot make strictly
         against.alike_under_strict_promotion(lambda: FROM[convert](theirs))
         for option in (dict(activation="relu"), dict(clip=0.5)):
             try:
                 back = FROM[convert](convert(plain.replace(**option)))
-            except InteropError as error:
+            except LibraryError as error:
                 assert "with {}={!r} cannot".format(*option.popitem()) in str(error)
             else:
                 assert pytrees.options_of(back) == option
         if convert is not onnx.to_onnx:  # it writes any other cell's equations
             monkeypatch.setattr(common, "options_of", lambda p: {"peepholes": True})
-            with pytest.raises(InteropError) as refusal:
+            with pytest.raises(LibraryError) as refusal:
                 convert(plain)
             assert "with peepholes=True cannot" in str(refusal.value)
 

@@ -1,6 +1,6 @@
 """How files of measurements are read: each is checked against its types.
 
-The types are in jaxgru, study/records.py and bench/records.py.
+The types are in jaxgru, study/study_records.py and bench/benchmark_records.py.
 """
 
 from __future__ import annotations
