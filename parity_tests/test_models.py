@@ -139,7 +139,7 @@ def test_masks_are_fresh_and_sized(site):
         mask
         for key in (1, 2)
         for pair in dropout_masks(params.layers, Dropout(jax.random.key(key), rate, site), B, T)
-        for mask in (pair.state, pair.output)
+        for mask in (pair.hidden, pair.output)
         if mask.keep is not None
     ]
     assert len(drawn) == 2 * {"state": 3, "between": 2, "output": 1}[site]

@@ -234,7 +234,9 @@ DAMAGE = {
     "a link": _linked,
     "a link, unverified": _without_checksums(_linked),
     "a folder": lambda step: ((step / CHECKSUMS).unlink(), (step / CHECKSUMS).mkdir()),
-    "another type": _without_checksums(lambda step: (step / "fingerprint/metadata").write_text("[]")),
+    "another type": _without_checksums(
+        lambda step: (step / "fingerprint/metadata").write_text("[]")
+    ),
 }  # fmt: skip
 
 
