@@ -48,6 +48,10 @@ def how_to_install(extra: str) -> str:
     return f'run pip install -e ".[{extra}]" in a checkout of jaxgru'
 
 
+HOW_TO_INSTALL_MODELS = "run pip install ./models in a checkout of jaxgru"
+"""The command that installs the larger trained models, and where: they are not on PyPI, either."""
+
+
 def check_whole(
     name: str, value: Any, most: int = 2**31 - 1, named: str = "", least: int = 1
 ) -> int:

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it alone trains, resumes, samples, evaluates and converts."""
+"""The wheels: what is in them, and that the first alone trains, samples, evaluates and converts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ import jaxgru
 PLACES = Path("Scripts" if os.name == "nt" else "bin")  # where an environment has its programs
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel, built once."""
-    folder = tmp_path_factory.mktemp("wheel")
+def built(project: Path, folder: Path) -> Path:
+    """Build the wheel of a folder with a pyproject.toml."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
     (path,) = folder.iterdir()
     return path
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of jaxgru, built once."""
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
 def test_its_files(wheel):
-    """The package, the configs, the trained models and the licence; neither tests nor scripts."""
+    """The package, configs, smaller models, the playground and the licence; no tests or scripts."""
     names = zipfile.ZipFile(wheel).namelist()
     info = f"jaxgru-{jaxgru.__version__}.dist-info/"
     assert {name.partition("/")[0] for name in names} == {"jaxgru", info.rstrip("/")}
@@ -38,12 +42,43 @@ def test_its_files(wheel):
         *(ROOT / "jaxgru").rglob("*.py"),
         *(ROOT / "jaxgru" / "lm" / "pretrained").glob("*.safetensors"),
         *(ROOT / "jaxgru" / "lm" / "pretrained").glob("*.md"),
+        *(path for path in (ROOT / "jaxgru" / "cli" / "page").rglob("*") if path.is_file()),
     ]
     expected = {str(path.relative_to(ROOT)) for path in in_checkout}
     expected |= {f"jaxgru/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.toml")}
     assert expected <= set(names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
-    assert wheel.stat().st_size < 40e6
+    assert wheel.stat().st_size < 5e6
+
+
+LARGE_MODEL = """
+import sys, jaxgru
+try:
+    jaxgru.lm.load("best_gru")
+except jaxgru.UserError as error:
+    print(error)
+sys.path.append("models")
+print(jaxgru.lm.load("best_gru")[1].name, len(jaxgru.lm.pretrained_names()))
+"""
+
+
+def test_the_larger_models_are_found_once_they_are_installed(wheel, tmp_path):
+    """The wheels as pip lays them out; in between, a sentence says how to install the second."""
+    models = built(ROOT / "models", tmp_path / "built")
+    with zipfile.ZipFile(models) as file:
+        info = f"jaxgru_models-{jaxgru.__version__}.dist-info/"
+        assert file.read(f"{info}licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        assert len([name for name in file.namelist() if name.endswith(".md")]) == 3
+        file.extractall(tmp_path / "models")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_MODEL], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    says, found = done.stdout.splitlines()
+    assert "best_gru is in the package jaxgru-models, which is not installed; run pip" in says
+    assert found == "best_gru 7"
 
 
 def test_its_metadata(wheel):

@@ -34,6 +34,8 @@ class TestVersions:
         citation = yaml_of("CITATION.cff")
         assert newest is not None
         assert jaxgru.__version__ == PROJECT["version"] == newest[1] == str(citation["version"])
+        models = tomllib.loads(text_of("models/pyproject.toml"))["project"]
+        assert models["version"] == PROJECT["version"]
 
     def test_the_oldest_versions_are_the_lower_bounds(self):
         """`--resolution lowest-direct` takes them, so each library must have one."""

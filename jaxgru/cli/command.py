@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": "convert runs, .safetensors, .onnx and .pth files",
     "models": "list the models: size, loss, and what each is for",
     "corpus": "find a corpus, verify it and write it to a file",
+    "playground": "show in the browser what a model's state is for",
 }
 """Each is a module of `jaxgru.cli`, which is imported only if it is chosen."""
 

@@ -9,7 +9,6 @@ from jaxgru.cli.options import Parser, written
 from jaxgru.errors import UserError
 from jaxgru.lm.formats import NAMES, format_to_write
 from jaxgru.lm.load import Found, find_model
-from jaxgru.lm.pretrained import FOLDER
 
 
 def make_parser() -> Parser:
@@ -54,7 +53,7 @@ def check(model: Found, target: Path, force: bool) -> None:
       MissingPackage: its format needs a package that is not installed.
     """
     format = format_to_write(target)
-    if model.format is format and model.path.parent != FOLDER:
+    if model.format is format and not model.is_pretrained():
         raise UserError(f"{model.path} is already a {target.suffix} file; copy it instead.")
     if os.path.exists(target):
         if os.path.exists(model.path) and model.path.samefile(target):

@@ -1,11 +1,12 @@
-"""List the models: each config to train, with the losses of those that are in the package."""
+"""List the models: each config to train, with the losses of those that are trained."""
 
 from __future__ import annotations
 
 from jaxgru.cli.options import Parser
+from jaxgru.errors import HOW_TO_INSTALL_MODELS
 from jaxgru.lm.config import about, config_names, load_config
 from jaxgru.lm.model import num_params, shapes
-from jaxgru.lm.pretrained import measured_losses
+from jaxgru.lm.pretrained import measured_losses, pretrained_names
 
 ROW = "{:<13}{:>10}{:>7}{:>7}  {}".format
 
@@ -30,6 +31,9 @@ def main() -> None:
         print(ROW(name, f"{size:,}", stream, stateless, about(name)))
     print(
         "\nloss: nats per character on the validation text, with the state never reset;\n"
-        "reset: the same with a reset before each token; –: not in the package.\n"
+        "reset: the same with a reset before each token; –: there is no trained model.\n"
         "jaxgru train NAME trains one."
     )
+    missing = sorted(losses.keys() - set(pretrained_names()))
+    if missing:
+        print(f"For the trained {', '.join(missing)},\n{HOW_TO_INSTALL_MODELS}.")

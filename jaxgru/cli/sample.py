@@ -91,7 +91,7 @@ def make_parser() -> Parser:
         __doc__,
         [
             "sample",
-            "sample astra_gamma --prompt 'JULIET: ' --temperature 0.6",
+            "sample astra_alpha --prompt 'JULIET: ' --temperature 0.6",
             "sample runs/astra_alpha --compare --temperature 0",
             "sample astra_beta --stop '\\n\\n' --num-samples 8",
             "sample astra_beta --prompts names.txt --output texts.jsonl",

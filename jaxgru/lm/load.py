@@ -11,7 +11,7 @@ from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats import FORMATS, NAMES, Format, format_of, format_to_write
 from jaxgru.lm.model import Params, check_params
-from jaxgru.lm.pretrained import FOLDER, pretrained_names
+from jaxgru.lm.pretrained import find_pretrained, measured_losses, pretrained_files
 from jaxgru.lm.runs.folders import find_run, load_info
 from jaxgru.printing import nearest
 
@@ -26,7 +26,11 @@ class Found(NamedTuple):
 
     def __str__(self) -> str:
         """What the user calls it: the name of a pretrained model, or else the path."""
-        return self.path.stem if self.path.parent == FOLDER else str(self.path)
+        return self.path.stem if self.is_pretrained() else str(self.path)
+
+    def is_pretrained(self) -> bool:
+        """Return whether it is one of the models that have names."""
+        return self.path in pretrained_files().values()
 
     def load(self, epoch: Which | None = None) -> tuple[Params, Config, Tokenizer]:
         """Load it."""
@@ -55,10 +59,11 @@ def find_model(model: str | Path) -> Found:
     """Return where the model is that the user named, as for `load`.
 
     Raises:
-      UserError: there is none.
+      UserError: there is none, or it is not installed.
     """
-    if model in pretrained_names():
-        return Found(FOLDER / f"{model}.safetensors", FORMATS[".safetensors"])
+    pretrained = find_pretrained(model) if isinstance(model, str) else None
+    if pretrained:
+        return Found(pretrained, FORMATS[".safetensors"])
     format = format_of(model)
     if format:
         return Found(Path(model), format)
@@ -71,7 +76,7 @@ def find_model(model: str | Path) -> Found:
 
 def _no_such_model(model: str | Path) -> UserError:
     """Return the error that says what the user may have meant."""
-    pretrained = pretrained_names()
+    pretrained = sorted(measured_losses())
     choices = f"a run's folder, a {NAMES} file, or a pretrained model: {', '.join(pretrained)}"
     meant = f"it must be {choices}"
     if "/" not in str(model):
@@ -99,7 +104,8 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
     Raises:
       UserError: there is no such model, it has no such epoch, or it is damaged, which the message
         locates; or a package is not installed: for a run the extra `[train]`, for an .onnx
-        `[onnx]`, for a .pth PyTorch, for a tokenizer SentencePiece.
+        `[onnx]`, for a .pth PyTorch, for a tokenizer SentencePiece, for a pretrained model of more
+        than 3 MB jaxgru-models.
     """
     return find_model(model).load(epoch)
 

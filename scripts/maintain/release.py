@@ -1,6 +1,7 @@
-"""Copy a finished run's model to jaxgru/lm/pretrained/, with a card that says how it was made.
+"""Copy a finished run's model to the trained ones, with a card that says how it was made.
 
-losses.json, beside it, keeps the losses of all of them for `jaxgru models`.
+A model of at most 3 MB goes to jaxgru/lm/pretrained/, a larger one to models/jaxgru_models/. The
+first folder's losses.json keeps the losses of all of them for `jaxgru models`.
 """
 
 from __future__ import annotations
@@ -19,30 +20,33 @@ from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.evaluation import in_units
 from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
-from jaxgru.lm.pretrained import FOLDER, measured_losses
+from jaxgru.lm.pretrained import FOLDER, LARGE_MODELS, measured_losses
 from jaxgru.lm.runs.folders import RunError, find_run, load_info
 from pages.markdown import table
 from pages.measurements import describe_hardware, is_finished
 from study.study_records import Epoch, load_metrics
 
-MAX_BYTES = 20_000_000  # of one model in the package
+MAX_BYTES = 20_000_000  # of one model
+MAX_BYTES_IN_PACKAGE = 3_000_000  # of one that everybody downloads who uses a layer
 
 
 def main() -> None:
     """Read the arguments, evaluate the run's model, and write the model and its card."""
     parser = Parser(__doc__)
     parser.add_argument("run", help="a run folder, or one of its versions")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to write instead, losses.json as well")
     parser.add_argument("--force", action="store_true", help="replace a model of the same name")
     arguments = parser.parse_args()
     run = find_run(arguments.run)
     if not is_finished(run):
         raise RunError(f"the run {run} is not finished.")
     params, config, tokenizer = load(run)
-    target = arguments.folder / f"{config.name}.safetensors"
+    num_bytes = 4 * num_params(params)
+    by_size = FOLDER if num_bytes <= MAX_BYTES_IN_PACKAGE else LARGE_MODELS
+    target = (arguments.folder or by_size) / f"{config.name}.safetensors"
     if target.exists() and not arguments.force:
         raise RunError(f"{target} exists; to replace it, add --force.")
-    if 4 * num_params(params) > MAX_BYTES:
+    if num_bytes > MAX_BYTES:
         raise RunError(f"{config.name} is larger than {MAX_BYTES:,} bytes, a release's limit.")
     info = load_info(run)
     _, dataset = load_dataset(config, tokenizer, info.text_sha256)
@@ -51,7 +55,7 @@ def main() -> None:
     save_safetensors(target, params, config, tokenizer, dataset.sha256)
     text = card(config, dataset, num_params(params), losses, epochs, info.commits)
     write_text(target.with_suffix(".md"), text)
-    write_losses(arguments.folder, config.name, losses)
+    write_losses(arguments.folder or FOLDER, config.name, losses)
     print(f"{config.name} written to {target}")
 
 

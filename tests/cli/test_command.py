@@ -56,7 +56,7 @@ def test_help_is_a_word_too(run):
     ("--verzion", ": there is no option --verzion; the nearest is --version."),
     ("trian --summary", ": there is no command trian; the nearest is train."),
     ("help me", ": there is no command me; the commands are train, sample, evaluate, convert, "
-     "models, corpus."),
+     "models, corpus, playground."),
     # the model that it takes where none is named
     ("sample --epoch best",
      " sample: astra_beta holds one model; only a run has a best epoch."),

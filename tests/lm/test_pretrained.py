@@ -2,17 +2,19 @@
 
 import dataclasses
 import re
+import sys
 
 import chex
 import pytest
-from conftest import slow
+from conftest import Outcome, slow
 
 import jaxgru
-from jaxgru.lm import load
+from jaxgru.errors import MissingPackage
+from jaxgru.lm import load, pretrained
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.load import find_model
-from jaxgru.lm.pretrained import FOLDER, measured_losses, pretrained_names
+from jaxgru.lm.pretrained import FOLDER, LARGE_MODELS, measured_losses, pretrained_names
 from pages import measurements
 from pages.markdown import DOCS
 from study.study_records import Study, load_published
@@ -20,7 +22,8 @@ from study.study_records import Study, load_published
 BASELINES = ["bengio_mlp", "elman_alpha", "best_gru"]  # not published, so without a published count
 
 
-LARGE = ["astra_beta", "astra_gamma", "scribe_alpha"]
+SMALL = ["astra_alpha", "astra_beta", "bengio_mlp", "elman_alpha"]
+LARGE = ["astra_gamma", "best_gru", "scribe_alpha"]
 NAMES = ["astra_alpha", *slow(*(name for name in pretrained_names() if name != "astra_alpha"))]
 
 
@@ -32,7 +35,7 @@ def test_a_card_says_what_is_measured_again(name):
     assert config.model == published.model
     assert jaxgru.lm.num_params(params) == load_published(name).num_params or name in BASELINES
     _, dataset = load_dataset(config, tokenizer)  # checks the corpus's hash
-    card = (FOLDER / f"{name}.md").read_text()
+    card = card_of(name)
     assert dataset.sha256 == find_model(name).text_sha256()
     assert dataset.sha256 in card and f"--training.seed {config.training.seed}`" in card
     window, stated = re.search(r"within windows of (\d+) \| ([\d.]+)", card).groups()
@@ -42,9 +45,54 @@ def test_a_card_says_what_is_measured_again(name):
     assert window_loss(params, dataset.validation, 1) == pytest.approx(reset, abs=6e-5)
 
 
-def test_what_ships():
-    assert {"astra_alpha", *LARGE, *BASELINES} <= set(pretrained_names())
-    assert all(path.stat().st_size < 2e7 for path in FOLDER.glob("*.safetensors"))
+def card_of(name):
+    return find_model(name).path.with_suffix(".md").read_text()
+
+
+def test_what_ships_and_what_a_checkout_has_beside_it():
+    """By size: those in the package are what each user of a layer downloads."""
+    for folder, names, most_bytes in ((FOLDER, SMALL, 3e6), (LARGE_MODELS, LARGE, 2e7)):
+        files = sorted(folder.glob("*.safetensors"))
+        assert [path.stem for path in files] == names
+        assert all(path.stat().st_size <= most_bytes for path in files)
+    assert pretrained_names() == sorted(SMALL + LARGE) == sorted(measured_losses())
+
+
+class TestWithoutTheLargeModels:
+    SAYS = "{} is in the package jaxgru-models, which is not installed; {}.".format
+    HOW = "run pip install ./models in a checkout of jaxgru"
+
+    @pytest.fixture(autouse=True)
+    def absent(self, monkeypatch, tmp_path):
+        """As where the wheel alone is installed."""
+        monkeypatch.setattr(pretrained, "LARGE_MODELS", tmp_path / "models")
+        monkeypatch.setitem(sys.modules, "jaxgru_models", None)
+
+    @pytest.mark.parametrize("name", LARGE)
+    def test_a_sentence_says_what_installs_them(self, name):
+        with pytest.raises(MissingPackage) as raised:
+            load(name)
+        assert str(raised.value) == self.SAYS(name, self.HOW)
+        assert pretrained_names() == SMALL
+
+    @pytest.mark.parametrize("words", [
+        "sample best_gru", "sample best_gru --compare", "evaluate best_gru",
+        "convert best_gru best_gru.onnx", "train astra_alpha --init best_gru",
+    ])  # fmt: skip
+    def test_so_does_each_command(self, script, words):
+        done = script(*words.split())
+        command = words.partition(" ")[0]
+        assert done == Outcome(2, "", f"jaxgru {command}: {self.SAYS('best_gru', self.HOW)}\n")
+
+    def test_the_list_has_their_losses_all_the_same(self, script):
+        done = script("models")
+        assert "best_gru      2,113,761   1.39   2.54" in done.out
+        end = f"For the trained astra_gamma, best_gru, scribe_alpha,\n{self.HOW}.\n"
+        assert done.out.endswith(end)
+
+    def test_a_misspelled_one_is_still_suggested(self):
+        with pytest.raises(jaxgru.UserError, match="the nearest is best_gru"):
+            load("best_gur")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +118,7 @@ def test_the_losses_that_the_command_lists_are_the_records_ones():
         losses = measured_losses()[run.config]
         record = {name: run.measured.per_character(getattr(run.measured, name)) for name in losses}
         assert losses == pytest.approx(record, abs=6e-5)
-        card = (FOLDER / f"{run.config}.md").read_text()
+        card = card_of(run.config)
         assert re.findall(r"^\| state .*? \| .*? \| (.*?) \|", card, re.M) == [
             f"{losses[name]:.4f}" for name in ("windows", "stream", "stateless")
         ]

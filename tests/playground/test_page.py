@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from equations import sigma
 from random_models import by_gate
 
 from jaxgru import lm
+from jaxgru.cli.playground import PAGE
 from jaxgru.lm import apply, load
 from jaxgru.lm.evaluation import stream_nll, window_loss
 
@@ -33,7 +36,7 @@ needs_chromium = pytest.mark.skipif(
 )
 
 
-def node(*command: str | Path, **environment: Path) -> None:
+def node(*command: str | Path, **environment: Path | str) -> None:
     """Run Node in the playground's folder; print what it prints, and expect it to succeed."""
     done = subprocess.run(
         ["node", *command],
@@ -164,6 +167,46 @@ def test_every_panel_by_mouse_and_by_keyboard(built, tmp_path):
     assert_pytorch_code_resets(report["unnamed"], 1)
     # Of "PROSPERO:\nBe collected", before the "t": with the state, and reset every 4 characters
     assert_same_bets(report["bets"], "astra_alpha", ["PROSPERO:\nBe collec", "lec"])
+
+
+@needs_node
+def test_the_page_in_the_package_is_built_from_these_sources(built):
+    """The same bytes, without the models and the picture of links to the site."""
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+    expected = {
+        name: content
+        for name, content in contents(built).items()
+        if name != "preview.png" and not name.startswith("weights/")
+    }
+    in_package = contents(PAGE)
+    remedy = "`npm run package` in playground/ makes jaxgru/cli/page anew"
+    assert in_package.keys() == expected.keys(), remedy
+    changed = [name for name in expected if in_package[name] != expected[name]]
+    assert not changed, remedy
+
+
+@needs_node
+@needs_chromium
+def test_the_command_opens_it_for_a_newcomer(tmp_path):
+    """`jaxgru playground` has the page and the models; what it shows is what jaxgru computes."""
+    command = [sys.executable, "-m", "jaxgru", "playground", "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.search(r"http://\S+/", server.stdout.readline())[0]
+            file = "tests-browser/command.test.mjs"
+            report = tmp_path / "report.json"
+            node("--test", file, PLAYGROUND_ADDRESS=address, PLAYGROUND_REPORT=report)
+        finally:
+            server.terminate()
+    shown = json.loads(report.read_text(encoding="utf-8"))
+    params, _, tokenizer = load(shown["model"])
+    for text, nats in zip(shown["texts"], shown["nats"], strict=True):
+        assert len(text) == 2007
+        assert stream_nll(params, tokenizer.encode(text)).mean() == pytest.approx(nats, abs=0.0051)
 
 
 @pytest.mark.slow

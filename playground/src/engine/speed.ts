@@ -17,7 +17,7 @@ import type { ModelName } from "./types";
 const N = 1000; // characters per round
 const ROUNDS = 12;
 const MODELS: ModelName[] = ["astra_alpha", "astra_beta", "elman_alpha"];
-const [pretrained, modules, models] = ["../jaxgru/pretrained", ...process.argv.slice(2)];
+const [pretrained, modules, models] = ["../jaxgru/lm/pretrained", ...process.argv.slice(2)];
 const read = (path: string) => new Uint8Array(readFileSync(path)).buffer;
 const tokens = Uint8Array.from({ length: N }, (_, i) => (i * 7) % 65);
 
