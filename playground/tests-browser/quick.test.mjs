@@ -719,9 +719,9 @@ test("large type on a telephone: the slider's numbers stand apart", async () => 
   }
 });
 
-test("the preview of a link and README's picture are of this page", async () => {
+test("the preview of a link and README's pictures are of this page", async () => {
   const page = await openPreview(browser, server.address);
-  for (const path of ["../public/preview.png", "../../docs/figures/playground.gif"]) {
+  for (const path of ["../public/preview.png", "../../docs/figures/playground.gif", "../../docs/figures/playground_dark.gif"]) {
     const made = readFileSync(new URL(path, import.meta.url));
     assert(made.includes(await previewed(page)), `run node tests-browser/preview.mjs, and look at ${path}`);
   }
