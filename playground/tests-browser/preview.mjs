@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 import { launch, openPreview, PREVIEWED, previewed, serve } from "./browser.mjs";
 
 /** Characters per frame and milliseconds: as fast as the page writes. */
-const FRAME = { characters: 3, pause: 120 };
+const FRAME = { characters: 6, pause: 240 };
 const LAST = 3000;
 
 /** Of a telephone's width, so that the letters can be read there; twice as sharp. */
@@ -57,7 +57,8 @@ const [still, text] = await take();
 save(SAVE_STILL, "../public/preview.png", text, [still]);
 for (const [colorScheme, name] of [["light", "playground"], ["dark", "playground_dark"]]) {
   const frames = [];
-  for (let n = FRAME.characters; n <= PREVIEWED; n += FRAME.characters) frames.push((await take(n, { ...SMALL, colorScheme }))[0]);
+  for (let n = FRAME.characters; n < PREVIEWED; n += FRAME.characters) frames.push((await take(n, { ...SMALL, colorScheme }))[0]);
+  frames.push((await take(PREVIEWED, { ...SMALL, colorScheme }))[0]);
   save(SAVE_MOVING, `../../docs/figures/${name}.gif`, text, frames);
 }
 rmSync(folder, { recursive: true });
