@@ -241,6 +241,7 @@ def draw(figure: Figure, world: Step, imagined: jax.Array) -> None:
         axes.plot(steps, world.position[:, b], color="#1f2328")
         axes.plot(steps[:PAST], world.x[:PAST, b], "o", color="#bc4c00", markersize=3)
     axes.set_xlabel("steps after the last observation")
+    figure.supylabel("position", size="medium")
 
 
 def options() -> argparse.Namespace:

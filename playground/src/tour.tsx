@@ -208,8 +208,9 @@ effect(() => {
   stopAfter(A_LITTLE);
 });
 
+// The last question asks for the bug: from the first one on, nothing shows it until that is answered
 effect(() => {
-  secret.value = tour.value === QUESTIONS.length && !held.value;
+  secret.value = tour.value > 0 && !(tour.value === QUESTIONS.length && held.value);
 });
 
 /** Of the questions that were left: the option that was chosen, and whether the answer was shown. */

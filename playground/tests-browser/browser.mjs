@@ -101,12 +101,12 @@ export const until = (page, condition, argument) => page.waitForFunction(conditi
 /** Open the settings of the writers. */
 export const openOptions = (page) => panel(page, "writers").locator("summary").click();
 
-/** Characters that are written where the page's two pictures end. */
+/** Characters that are written where the page's pictures end. */
 export const PREVIEWED = 237;
 
 /** Open what public/preview.png shows, the picture of the page where somebody posts its address. */
 export async function openPreview(browser, address, written = PREVIEWED, options = { viewport: { width: 1200, height: 630 } }) {
-  const page = await open(browser, address, `written=${written}`, { ...options, colorScheme: "light" });
+  const page = await open(browser, address, `written=${written}`, { colorScheme: "light", ...options });
   await texts(page);
   await figures(page, "writers");
   await panel(page, "writers").locator(".column .glyph").nth(11).waitFor();

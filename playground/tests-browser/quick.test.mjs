@@ -674,10 +674,8 @@ test("large type for a projector: question, answer and whole lines are in sight"
       await texts(page);
       await until(page, () => [...document.querySelectorAll("#writers .written")].every((each) => each.scrollHeight > each.clientHeight && !each.scrollTop));
     }
-    if (i === 4) { // nothing gives it away, wherever the slider is
-      assert.equal(await page.locator("#code").isVisible(), false);
-      await move(page, "End");
-    }
+    assert.equal(await page.locator("#code").isVisible(), false); // nothing gives the last answer away …
+    if (i === 4) await move(page, "End"); // … wherever the slider is
     await button("Show me").click();
     await tour.getByText("It is “").waitFor();
     if (i < 3) {
@@ -708,9 +706,22 @@ test("large type for a projector: question, answer and whole lines are in sight"
   await page.context().close();
 });
 
-test("the preview of a link and README's picture are of this page", async () => {
+test("large type on a telephone: the slider's numbers stand apart", async () => {
+  for (const width of [320, NARROW.width]) {
+    const page = await open(browser, server.address, "projector&model=elman_alpha", { viewport: { width, height: 800 } });
+    await page.locator(".ticks span").last().waitFor();
+    const gaps = await page.locator(".ticks span").evaluateAll((ticks) => {
+      const boxes = ticks.map((tick) => tick.getBoundingClientRect());
+      return boxes.slice(1).map((box, i) => box.left - boxes[i].right);
+    });
+    assert(Math.min(...gaps) >= 2, `${width}: ${gaps}`);
+    await page.context().close();
+  }
+});
+
+test("the preview of a link and README's pictures are of this page", async () => {
   const page = await openPreview(browser, server.address);
-  for (const path of ["../public/preview.png", "../../docs/figures/playground.gif"]) {
+  for (const path of ["../public/preview.png", "../../docs/figures/playground.gif", "../../docs/figures/playground_dark.gif"]) {
     const made = readFileSync(new URL(path, import.meta.url));
     assert(made.includes(await previewed(page)), `run node tests-browser/preview.mjs, and look at ${path}`);
   }

@@ -35,9 +35,12 @@ IN_README = {
     "jaxgru": "jaxgru",
     "autodiff": "`lax.scan`",
     "nnx": "Flax NNX",
+    "linen": "Flax Linen",
+    "equinox": "Equinox",
     "haiku": "dm-haiku",
     "torch.nn": "`torch.nn`",
 }
+"""The columns of README's tables, of those that were measured."""
 
 
 def title(record: ContestantTime) -> str:
@@ -206,14 +209,36 @@ def tables(data: Benchmarks) -> dict[str, str]:
     return by_name
 
 
-def speeds(data: Benchmarks) -> str:
-    """Return README's table of training steps in milliseconds: a row per Astra model."""
-    steps = [r for r in newest(data, ["training"], "float32") if r.config.startswith("astra")]
+def in_readme(data: Benchmarks) -> dict[str, str]:
+    """Return README's tables of milliseconds: of layers as `init_gru` makes them, and of models."""
+    layers = newest(data, ["resets"], "float32")
+    layers = [record for record in layers if record.config == "GRU, H 128"]
+    steps = newest(data, ["training"], "float32")
+    return {
+        "default GRU": _milliseconds("layer", layers),
+        "speeds": _milliseconds("model", [r for r in steps if r.config.startswith("astra")]),
+    }
+
+
+def _milliseconds(first: str, records: Iterable[ContestantTime]) -> str:
+    """Return a table of README: everybody's time at each task, the shortest of a row bold.
+
+    Args:
+      first: what the first column names.
+    """
+    comparisons = compared(records)
+    measured = {name for comparison in comparisons for name in comparison.multiples}
+    names = [name for name in IN_README if name in measured]
     lines = []
-    for ours, multiples in compared(steps):
-        first, *others = [value(ours, multiples[name] * ours.median) for name in IN_README]
-        lines.append([called(ours.config), f"**{first}**", *others])
-    return table(["model", *IN_README.values()], lines, "lr")
+    for ours, multiples in comparisons:
+        task = title(ours) if ours.kind == "resets" else called(ours.config)
+        shortest = min(multiples[name] for name in names)
+        times = []
+        for name in names:
+            time = value(ours, multiples[name] * ours.median)
+            times.append(f"**{time}**" if multiples[name] == shortest else time)
+        lines.append([task, *times])
+    return table([first, *(IN_README[name] for name in names)], lines, "lr")
 
 
 def write(docs: Path, data: Benchmarks) -> None:
@@ -231,7 +256,7 @@ def write(docs: Path, data: Benchmarks) -> None:
         plot_speeds(docs / "figures" / "speed.svg", steps)
     write_page(docs / "performance.md", tables(data))
     if docs.resolve() == DOCS:
-        write_page(ROOT / "README.md", {"speeds": speeds(data)})
+        write_page(ROOT / "README.md", in_readme(data))
 
 
 def plot_speeds(path: Path, steps: Sequence[Comparison]) -> None:

@@ -157,10 +157,13 @@ def plot_recovery(path: Path, recoveries: Mapping[str, Recovery], small: float) 
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         ticks = [2**i for i in range(7)]
-        axes.set_xticks(ticks, [*map(str, ticks)])
+        names = ["1st", "2nd", *(f"{tick}th" for tick in ticks[2:])]
+        names[5] = "32nd"
+        axes.set_xticks(ticks, names)
         axes.set_yticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
         axes.minorticks_off()
-        axes.set(xlabel="predictions since the reset", xlim=(0.9, 100), ylim=(low, high))
+        which = "which prediction after the reset; both axes are logarithmic"
+        axes.set(xlabel=which, xlim=(0.9, 100), ylim=(low, high))
 
 
 def _draw_recovery(axes: Any, name: str, recovery: Recovery, small: float, low: float) -> None:
@@ -194,6 +197,8 @@ def plot_epochs(path: Path, runs: Mapping[str, Sequence[Sequence[Epoch]]]) -> No
             by_label.keys(),
             loc="outside upper left",
             ncols=2,
+            columnspacing=1,
+            handlelength=1.2,
             title="Loss by epoch, in nats per token",
             alignment="left",
             title_fontproperties={"size": 13, "weight": "bold"},
@@ -232,7 +237,7 @@ def _draw_losses(
     """Draw the losses of several runs, ours and those of the study."""
     for losses in ours:
         epochs = range(1, len(losses) + 1)
-        axes.plot(epochs, losses, color=color, lw=1.2, label=what)
+        axes.plot(epochs, losses, color=color, lw=1.2, label=f"{what}, a line per seed")
     for losses in theirs:
         epochs = range(1, len(losses) + 1)
         label = f"{what}, published"

@@ -85,8 +85,8 @@ class TestTrain:
         """Of a text without "ROMEO: ", each begins with a new line."""
         options = "--prompt", "\n", "--num-tokens", 300, "--seed", 0, "--temperature"
         parts = []
-        for how, temperature in (("greedy", 0), ("temperature 0.8, seed 0", 0.8)):
-            for state, words in (("stateless", ["--stateless"]), ("stateful", [])):
+        for how, temperature in (("temperature 0.8, seed 0", 0.8), ("greedy", 0)):
+            for state, words in (("stateful", []), ("stateless", ["--stateless"])):
                 text = script("sample", tiny_run, *options, temperature, *words).out
                 assert len(text) > 300
                 parts.append(f"--- {state}, {how}\n{text}")

@@ -21,6 +21,12 @@ from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.training import Epoch, Progress
 
 NUM_TOKENS = 300  # of samples.txt
+# The colors of loss.png are those of the site
+INK = "#1f2328"
+GREY = "#59636e"
+LINE = "#d0d7de"
+BLUE = "#0969da"
+ORANGE = "#bc4c00"
 
 
 def write_losses(run: Path, config: Config, info: RunInfo, progress: Progress) -> None:
@@ -49,23 +55,32 @@ def losses_figure(
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(5.2, 4), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     axes = figure.subplots()
 
-    def plot(runs: Sequence[Sequence[float]], line: str, size: int, label: str | None) -> None:
+    def plot(
+        runs: Sequence[Sequence[float]], color: str, line: str, size: int, label: str | None
+    ) -> None:
         for losses in runs:
             epochs = range(1, len(losses) + 1)
-            axes.plot(epochs, losses, line, lw=1, ms=size, label=label)
+            axes.plot(epochs, losses, line, color=color, lw=1.8, ms=size, label=label)
             label = None  # once in the legend
 
-    plot([train], "C0o-", 3, "training")
-    plot([validation], "C1o-", 3, "validation")
-    plot(published.get("train_loss", []), "C0x:", 5, "training, published")
-    plot(published.get("val_loss", []), "C1x:", 5, "one validation batch, published")
-    axes.set(title=title, xlabel="epoch", ylabel="loss in nats per token")
+    plot([train], BLUE, "o-", 3, "training")
+    plot([validation], ORANGE, "o-", 3, "validation")
+    plot(published.get("train_loss", []), BLUE, "x", 5, "training, published")
+    plot(published.get("val_loss", []), ORANGE, "x", 5, "one validation batch, published")
+    axes.set_title(title, loc="left", color=INK, weight="bold")
+    # Or a validation loss below the training loss looks like a mistake
+    note = "training: over the epoch, with dropout if any; validation: after it, without"
+    axes.set_xlabel(f"epoch\n{note}", color=GREY, size=9)
+    axes.set_ylabel("loss in nats per token", color=GREY)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2)
+    axes.tick_params(colors=GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(GREY)
+    axes.grid(axis="y", color=LINE, lw=0.6)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK)
     return figure
 
 
@@ -121,24 +136,26 @@ class Events:
 def write_samples(
     run: Path, params: Params, config: Config, info: RunInfo, tokenizer: Tokenizer
 ) -> str:
-    """Write samples.txt: text from one prompt, stateless and stateful, greedy and not.
+    """Write samples.txt: text from one prompt, stateful and stateless, at random and greedy.
 
-    Of a model of documents, each is a document. The last one is returned: stateful, at temperature
+    Of a model of documents, each is a document. The first one is returned: stateful, at temperature
     0.8.
     """
     separator = config.data.separator
     prompt = ""
     if not separator:
         prompt = default_prompt(info.text_sha256, tokenizer)
-    text = ""
+    texts: list[str] = []
     parts: list[str] = []
-    for temperature in (0.0, 0.8):
-        for stateful in (False, True):
+    # Whoever opens the file sees first what the model is for, and last a loop such as " the the"
+    for temperature in (0.8, 0.0):
+        for stateful in (True, False):
             options = Options(NUM_TOKENS, temperature, stateful=stateful, separator=separator)
             text = "".join(stream_text(params, tokenizer, prompt, options))
+            texts.append(text)
             parts.append(f"--- {_title(temperature, stateful)}\n{text}\n")
     write_text(run / "samples.txt", "\n".join(parts))
-    return text
+    return texts[0]
 
 
 def _title(temperature: float, stateful: bool) -> str:
