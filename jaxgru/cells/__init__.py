@@ -24,6 +24,7 @@ from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layer_norm_gru import LayerNormGRUParams
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMParams
 from jaxgru.cells.layout import Layout
+from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.cells.lstm import LSTMParams, ProjectedLSTMParams, init_lstm
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
 from jaxgru.cells.mlp import MLPParams, init_mlp
@@ -41,11 +42,12 @@ from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
-    "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "Lookup",
-    "MLPParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams", "ProjectedLSTMParams",
-    "RNNParams", "Recurrence", "ResetBeforeGRUParams", "dot", "hidden", "init_coupled_lstm",
-    "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru", "init_peephole_lstm",
-    "init_rnn", "initializers", "one_step", "plus", "register", "sizes", "stepper", "struct",
+    "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "LinearCell",
+    "Lookup", "MLPParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
+    "ProjectedLSTMParams", "RNNParams", "Recurrence", "ResetBeforeGRUParams", "dot", "hidden",
+    "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru",
+    "init_peephole_lstm", "init_rnn", "initializers", "one_step", "plus", "register", "sizes",
+    "stepper", "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell

@@ -77,6 +77,7 @@ class Cell(Generic[C]):
 
     - `inputs`: what can be computed of x at all steps at once.
     - `by_hand` or `all_steps`: how many steps are computed faster than by `step` and its gradient.
+      Where a step is linear in h, `LinearCell` has these.
     - `recurrent`: the weights that `training.weight_drop` drops.
 
     C is the type of its carry. A function that draws its parameters gives it a name: `register`.
@@ -145,7 +146,7 @@ class Cell(Generic[C]):
         return None
 
     every_mark: ClassVar[bool] = False
-    """Whether `all_steps` also computes resets and padding, and the carry is h alone."""
+    """Whether `all_steps` also computes resets, padding and zoneout, and the carry is h alone."""
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self)

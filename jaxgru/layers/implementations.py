@@ -171,9 +171,9 @@ def unroll_layer(
 
 def can_run_at_once(params: CellParams, marks: Marks, return_carries: bool) -> bool:
     """Return whether a cell's `all_steps`, if it has one, can apply these marks."""
-    if marks.update is not None or marks.product.keep is not None:
+    if marks.product.keep is not None:
         return False
-    is_marked = marks.reset is not None or marks.real is not None
+    is_marked = any(mark is not None for mark in (marks.reset, marks.real, marks.update))
     return params.every_mark or not (is_marked or return_carries)
 
 

@@ -17,9 +17,7 @@ from random_models import by_gate
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.cells import linear_recurrence
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.cells.linear_recurrence import LinearSteps
 from jaxgru.cells.products import dense
 from jaxgru.libraries import InteropError
 from jaxgru.libraries.flax_linen import to_linen
@@ -214,28 +212,3 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
     matrices = dense(layer)
     for convert in (to_linen, lambda p: from_nnx(to_nnx(p)), lambda p: from_torch(to_torch(p))):
         chex.assert_trees_all_equal(convert(layer), convert(matrices))
-
-
-@pytest.mark.parametrize("T", [1, 7])
-@pytest.mark.parametrize("has_resets", [False, True])
-def test_steps_in_parallel_are_steps_in_turn(T, has_resets, monkeypatch):
-    """Also those that keep (a = 1) and those that begin an episode: values and gradients."""
-    a, b, first = normal(T, 2, 3), normal(T, 2, 3, seed=2), normal(2, 3, seed=3)
-    b[T // 2, 0], a[-1] = 0, 1
-    begins = np.zeros((T, 2, 1), bool)
-    begins[T // 2] = has_resets
-    h, expected = first, np.zeros_like(a)
-    for t in range(T):
-        expected[t] = h = b[t] if begins[t].any() else a[t] * h + b[t]
-    flags = jnp.asarray(begins) if has_resets else None
-    steps = lambda a, b: LinearSteps(a, b, flags)
-    arguments = tuple(map(jnp.asarray, (a, b, first)))
-    by_jax = lambda a, b, first: linear_recurrence.in_turn(False, steps(a, b), first)
-    plain = value_and_gradients(by_jax, *arguments)
-    np.testing.assert_allclose(plain[0], expected, rtol=1e-12)
-    ours = lambda a, b, first: linear_recurrence.linear_recurrence(steps(a, b), first)
-    for way in (linear_recurrence.in_turn, linear_recurrence.in_parallel):
-        monkeypatch.setattr(linear_recurrence, "in_turn", way)
-        chex.assert_trees_all_close(
-            value_and_gradients(ours, *arguments), plain, rtol=1e-12, atol=1e-13
-        )
