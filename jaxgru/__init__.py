@@ -15,6 +15,7 @@ from jaxgru.cells import (
     LSTMParams,
     LSTMState,
     MinGRUParams,
+    MinLSTMParams,
     MogrifierGRUParams,
     PeepholeLSTMParams,
     ProjectedLSTMParams,
@@ -24,6 +25,7 @@ from jaxgru.cells import (
     init_gru,
     init_lstm,
     init_min_gru,
+    init_min_lstm,
     init_mogrifier_gru,
     init_peephole_lstm,
     init_rnn,
@@ -43,11 +45,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
-    "LayerNormLSTMParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
-    "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams", "ResidualStack", "UserError",
-    "bidirectional", "cells", "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm",
-    "init_min_gru", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack",
-    "initial_carry", "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
+    "LayerNormLSTMParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
+    "PeepholeLSTMParams", "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams",
+    "ResidualStack", "UserError", "bidirectional", "cells", "drop_weights", "init_coupled_lstm",
+    "init_gru", "init_lstm", "init_min_gru", "init_min_lstm", "init_mogrifier_gru",
+    "init_peephole_lstm", "init_rnn", "init_stack", "initial_carry", "libraries", "lm",
+    "round_weights", "step", "unroll", "which_gradient",
 ]  # fmt: skip
 
 

@@ -38,6 +38,7 @@ INIT = {  # of (key, E, H, dtype=…): H numbers are what a step returns
     "gru, mogrifier": jaxgru.init_mogrifier_gru,
     "rnn": jaxgru.init_rnn,
     "min_gru": cells.init_min_gru,
+    "min_lstm": cells.init_min_lstm,
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, context_length=3, dtype=dtype),
 }
 

@@ -27,6 +27,7 @@ from jaxgru.cells.layout import Layout
 from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.cells.lstm import LSTMParams, ProjectedLSTMParams, init_lstm
 from jaxgru.cells.min_gru import MinGRUParams, init_min_gru
+from jaxgru.cells.min_lstm import MinLSTMParams, init_min_lstm
 from jaxgru.cells.mlp import MLPParams, init_mlp
 from jaxgru.cells.mogrifier_gru import MogrifierGRUParams, init_mogrifier_gru
 from jaxgru.cells.peephole_lstm import (
@@ -43,11 +44,11 @@ from jaxgru.cells.rnn import RNNParams, init_rnn
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
     "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "LinearCell",
-    "Lookup", "MLPParams", "MinGRUParams", "MogrifierGRUParams", "PeepholeLSTMParams",
-    "ProjectedLSTMParams", "RNNParams", "Recurrence", "ResetBeforeGRUParams", "dot", "hidden",
-    "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_mlp", "init_mogrifier_gru",
-    "init_peephole_lstm", "init_rnn", "initializers", "one_step", "plus", "register", "sizes",
-    "stepper", "struct",
+    "Lookup", "MLPParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
+    "PeepholeLSTMParams", "ProjectedLSTMParams", "RNNParams", "Recurrence", "ResetBeforeGRUParams",
+    "dot", "hidden", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_min_lstm",
+    "init_mlp", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "initializers", "one_step",
+    "plus", "register", "sizes", "stepper", "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell

@@ -76,3 +76,21 @@ def test_nothing_crosses_a_reset(name, way, value, monkeypatch, forget_traces):
     np.testing.assert_array_equal(seen[elsewhere], y[elsewhere])
     np.testing.assert_array_equal(seen_dx[elsewhere], dx[elsewhere])
     chex.assert_trees_all_equal(seen_d_carry, d_carry)
+
+
+@pytest.mark.parametrize("name", ["min_gru", "min_lstm"])
+def test_gates_that_are_wide_open_or_closed(name):
+    """In float32, what float64 has: no digit is lost, and no gradient is NaN."""
+    values = np.array([-1e3, -100, -20, -1e-4, 0, 1e-4, 20, 100, 1e3])
+    x = np.stack(np.meshgrid(values, values), -1).reshape(-1, 1, 2)
+    layer = drawn(name, 2, 3, "float32")
+    y = {}
+    for dtype in ("float32", "float64"):
+        with jax.enable_x64(dtype == "float64"):
+            p, inputs = jax.tree.map(lambda leaf, d=dtype: jnp.asarray(leaf, d), (layer, x))
+            inputs = jnp.repeat(inputs, 3, axis=1)
+            y[dtype], gradients = value_and_gradients(
+                lambda p, x: jaxgru.unroll(p, x)[0], p, inputs
+            )
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    np.testing.assert_allclose(y["float32"], y["float64"], rtol=1e-3, atol=1e-30)

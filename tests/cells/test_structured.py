@@ -105,6 +105,12 @@ def min_gru(p, h, x):
     return (1 - z) * h + z * (x @ p.Wn + p.bn)
 
 
+def min_lstm(p, h, x):
+    """Section 3.2 of the same paper: Algorithm 7 has its equations."""
+    f, i = sigma(x @ p.Wf + p.bf), sigma(x @ p.Wi + p.bi)
+    return f / (f + i) * h + i / (f + i) * (x @ p.Wn + p.bn)
+
+
 def rnn(p, h, x):
     return p.phi(x @ p.Wh + h @ p.Uh + p.bh)
 
@@ -138,6 +144,7 @@ RELU = {"activation": "relu"}
         (jaxgru.init_rnn, RELU, rnn),
         (cells.init_mlp, {"context_length": 3}, mlp),
         (jaxgru.init_min_gru, {}, min_gru),
+        (jaxgru.init_min_lstm, {}, min_lstm),
         (MOGRIFIER, {}, mogrifier),
         *[(MOGRIFIER, {"num_rounds": rounds, "rank": 2}, mogrifier) for rounds in (2, 3, 6)],
     ],

@@ -115,7 +115,9 @@ def options_of(number) -> dict[str, Any]:
     maybe = lambda value: r.choice([None, value])
     kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
     sites = ["input", "state", "between", "output"]
-    kinds = ["each_step"] if kind in ("min_gru", "mlp") else ["each_step", "variational"]
+    kinds = (
+        ["each_step"] if kind in ("min_gru", "min_lstm", "mlp") else ["each_step", "variational"]
+    )
     site = r.choice(sites)
     dropout = site, r.choice(kinds + ["zoneout", "zoneout, mean"] * (site == "state"))
     options = dict(

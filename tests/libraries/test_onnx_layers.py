@@ -122,6 +122,7 @@ CELLS = LAYERS | {
     "lstm, layer norm": partial(jaxgru.init_lstm, layer_norm=True, num_blocks=2),
     "projection": partial(jaxgru.init_lstm, proj_size=3),
     "min_gru": jaxgru.init_min_gru,
+    "min_lstm": jaxgru.init_min_lstm,
     "mogrifier_gru": partial(jaxgru.init_mogrifier_gru, rank=2),
 }
 
