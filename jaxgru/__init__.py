@@ -20,6 +20,7 @@ from jaxgru.cells import (
     PeepholeLSTMParams,
     ProjectedLSTMParams,
     ResetBeforeGRUParams,
+    RGLRUParams,
     RNNParams,
     init_coupled_lstm,
     init_gru,
@@ -28,6 +29,7 @@ from jaxgru.cells import (
     init_min_lstm,
     init_mogrifier_gru,
     init_peephole_lstm,
+    init_rg_lru,
     init_rnn,
 )
 from jaxgru.cells.products import round_weights
@@ -46,11 +48,11 @@ __version__ = "0.1.0"
 __all__ = [
     "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
     "LayerNormLSTMParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
-    "PeepholeLSTMParams", "ProjectedLSTMParams", "RNNParams", "ResetBeforeGRUParams",
+    "PeepholeLSTMParams", "ProjectedLSTMParams", "RGLRUParams", "RNNParams", "ResetBeforeGRUParams",
     "ResidualStack", "UserError", "bidirectional", "cells", "drop_weights", "init_coupled_lstm",
     "init_gru", "init_lstm", "init_min_gru", "init_min_lstm", "init_mogrifier_gru",
-    "init_peephole_lstm", "init_rnn", "init_stack", "initial_carry", "libraries", "lm",
-    "round_weights", "step", "unroll", "which_gradient",
+    "init_peephole_lstm", "init_rg_lru", "init_rnn", "init_stack", "initial_carry", "libraries",
+    "lm", "round_weights", "step", "unroll", "which_gradient",
 ]  # fmt: skip
 
 

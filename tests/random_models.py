@@ -39,6 +39,7 @@ INIT = {  # of (key, E, H, dtype=…): H numbers are what a step returns
     "rnn": jaxgru.init_rnn,
     "min_gru": cells.init_min_gru,
     "min_lstm": cells.init_min_lstm,
+    "rg_lru": in_blocks(cells.init_rg_lru),
     "mlp": lambda key, E, H, dtype: cells.init_mlp(key, E, H, context_length=3, dtype=dtype),
 }
 

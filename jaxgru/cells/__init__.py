@@ -39,16 +39,18 @@ from jaxgru.cells.peephole_lstm import (
 from jaxgru.cells.products import Lookup, dot
 from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
+from jaxgru.cells.rg_lru import RGLRUParams, init_rg_lru
 from jaxgru.cells.rnn import RNNParams, init_rnn
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
     "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "LinearCell",
     "Lookup", "MLPParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
-    "PeepholeLSTMParams", "ProjectedLSTMParams", "RNNParams", "Recurrence", "ResetBeforeGRUParams",
-    "dot", "hidden", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_min_lstm",
-    "init_mlp", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "initializers", "one_step",
-    "plus", "register", "sizes", "stepper", "struct",
+    "PeepholeLSTMParams", "ProjectedLSTMParams", "RGLRUParams", "RNNParams", "Recurrence",
+    "ResetBeforeGRUParams", "dot", "hidden", "init_coupled_lstm", "init_gru", "init_lstm",
+    "init_min_gru", "init_min_lstm", "init_mlp", "init_mogrifier_gru", "init_peephole_lstm",
+    "init_rg_lru", "init_rnn", "initializers", "one_step", "plus", "register", "sizes", "stepper",
+    "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell

@@ -78,7 +78,7 @@ def test_nothing_crosses_a_reset(name, way, value, monkeypatch, forget_traces):
     chex.assert_trees_all_equal(seen_d_carry, d_carry)
 
 
-@pytest.mark.parametrize("name", ["min_gru", "min_lstm"])
+@pytest.mark.parametrize("name", ["min_gru", "min_lstm", "rg_lru"])
 def test_gates_that_are_wide_open_or_closed(name):
     """In float32, what float64 has: no digit is lost, and no gradient is NaN."""
     values = np.array([-1e3, -100, -20, -1e-4, 0, 1e-4, 20, 100, 1e3])
@@ -94,3 +94,10 @@ def test_gates_that_are_wide_open_or_closed(name):
             )
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
     np.testing.assert_allclose(y["float32"], y["float64"], rtol=1e-3, atol=1e-30)
+
+
+def test_how_the_decay_of_an_rg_lru_is_drawn():
+    """Uniform in 0.9 … 0.999; the paper's section 2.4."""
+    Lambda = jaxgru.init_rg_lru(jax.random.key(0), 1, 4096).Lambda
+    kept = np.sort((1 + np.exp(np.asarray(Lambda, np.float64))) ** -8)
+    np.testing.assert_allclose(kept, np.linspace(0.9, 0.999, 4096), atol=0.003)  # 1.9 σ at most

@@ -111,6 +111,14 @@ def min_lstm(p, h, x):
     return f / (f + i) * h + i / (f + i) * (x @ p.Wn + p.bn)
 
 
+def rg_lru(p, h, x):
+    """Equations 1 to 4 of the paper (arXiv 2402.19427), of an input that is projected first."""
+    u = x @ p.P + p.bp
+    r, i = sigma(u @ p.Wr + p.br), sigma(u @ p.Wi + p.bi)
+    a = np.exp(-8 * np.log1p(np.exp(p.Lambda)) * r)
+    return a * h + np.sqrt(1 - a**2) * (i * u)
+
+
 def rnn(p, h, x):
     return p.phi(x @ p.Wh + h @ p.Uh + p.bh)
 
@@ -145,6 +153,8 @@ RELU = {"activation": "relu"}
         (cells.init_mlp, {"context_length": 3}, mlp),
         (jaxgru.init_min_gru, {}, min_gru),
         (jaxgru.init_min_lstm, {}, min_lstm),
+        (jaxgru.init_rg_lru, {}, rg_lru),
+        (jaxgru.init_rg_lru, {"num_blocks": 0}, rg_lru),
         (MOGRIFIER, {}, mogrifier),
         *[(MOGRIFIER, {"num_rounds": rounds, "rank": 2}, mogrifier) for rounds in (2, 3, 6)],
     ],

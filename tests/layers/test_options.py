@@ -116,7 +116,9 @@ def options_of(number) -> dict[str, Any]:
     kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
     sites = ["input", "state", "between", "output"]
     kinds = (
-        ["each_step"] if kind in ("min_gru", "min_lstm", "mlp") else ["each_step", "variational"]
+        ["each_step"]
+        if kind in ("min_gru", "min_lstm", "rg_lru", "mlp")
+        else ["each_step", "variational"]
     )
     site = r.choice(sites)
     dropout = site, r.choice(kinds + ["zoneout", "zoneout, mean"] * (site == "state"))
