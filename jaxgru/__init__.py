@@ -22,6 +22,8 @@ from jaxgru.cells import (
     ResetBeforeGRUParams,
     RGLRUParams,
     RNNParams,
+    SLSTMParams,
+    SLSTMState,
     init_coupled_lstm,
     init_gru,
     init_lstm,
@@ -31,6 +33,7 @@ from jaxgru.cells import (
     init_peephole_lstm,
     init_rg_lru,
     init_rnn,
+    init_slstm,
 )
 from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
@@ -49,10 +52,11 @@ __all__ = [
     "CoupledLSTMParams", "Dropout", "GRUParams", "LSTMParams", "LSTMState", "LayerNormGRUParams",
     "LayerNormLSTMParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
     "PeepholeLSTMParams", "ProjectedLSTMParams", "RGLRUParams", "RNNParams", "ResetBeforeGRUParams",
-    "ResidualStack", "UserError", "bidirectional", "cells", "drop_weights", "init_coupled_lstm",
-    "init_gru", "init_lstm", "init_min_gru", "init_min_lstm", "init_mogrifier_gru",
-    "init_peephole_lstm", "init_rg_lru", "init_rnn", "init_stack", "initial_carry", "libraries",
-    "lm", "round_weights", "step", "unroll", "which_gradient",
+    "ResidualStack", "SLSTMParams", "SLSTMState", "UserError", "bidirectional", "cells",
+    "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_min_lstm",
+    "init_mogrifier_gru", "init_peephole_lstm", "init_rg_lru", "init_rnn", "init_slstm",
+    "init_stack", "initial_carry", "libraries", "lm", "round_weights", "step", "unroll",
+    "which_gradient",
 ]  # fmt: skip
 
 

@@ -41,16 +41,17 @@ from jaxgru.cells.promotion import plus
 from jaxgru.cells.pytrees import struct
 from jaxgru.cells.rg_lru import RGLRUParams, init_rg_lru
 from jaxgru.cells.rnn import RNNParams, init_rnn
+from jaxgru.cells.slstm import SLSTMParams, SLSTMState, init_slstm
 
 __all__ = [
     "CELLS", "Carry", "Cell", "CellParams", "CoupledLSTMParams", "GRUParams", "Hidden",
     "LSTMParams", "LSTMState", "LayerNormGRUParams", "LayerNormLSTMParams", "Layout", "LinearCell",
     "Lookup", "MLPParams", "MinGRUParams", "MinLSTMParams", "MogrifierGRUParams",
     "PeepholeLSTMParams", "ProjectedLSTMParams", "RGLRUParams", "RNNParams", "Recurrence",
-    "ResetBeforeGRUParams", "dot", "hidden", "init_coupled_lstm", "init_gru", "init_lstm",
-    "init_min_gru", "init_min_lstm", "init_mlp", "init_mogrifier_gru", "init_peephole_lstm",
-    "init_rg_lru", "init_rnn", "initializers", "one_step", "plus", "register", "sizes", "stepper",
-    "struct",
+    "ResetBeforeGRUParams", "SLSTMParams", "SLSTMState", "dot", "hidden", "init_coupled_lstm",
+    "init_gru", "init_lstm", "init_min_gru", "init_min_lstm", "init_mlp", "init_mogrifier_gru",
+    "init_peephole_lstm", "init_rg_lru", "init_rnn", "init_slstm", "initializers", "one_step",
+    "plus", "register", "sizes", "stepper", "struct",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):  # each file registers its cell

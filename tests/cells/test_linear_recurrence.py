@@ -1,4 +1,4 @@
-"""Steps that are linear in h, in turn and in parallel.
+"""Steps that are linear in h; and what holds of these cells, and of xLSTM's, at their limits.
 
 `test_structured.py` compares each with NumPy, and `tests/layers` all options with the definition.
 """
@@ -78,7 +78,7 @@ def test_nothing_crosses_a_reset(name, way, value, monkeypatch, forget_traces):
     chex.assert_trees_all_equal(seen_d_carry, d_carry)
 
 
-@pytest.mark.parametrize("name", ["min_gru", "min_lstm", "rg_lru"])
+@pytest.mark.parametrize("name", ["min_gru", "min_lstm", "rg_lru", "slstm"])
 def test_gates_that_are_wide_open_or_closed(name):
     """In float32, what float64 has: no digit is lost, and no gradient is NaN."""
     values = np.array([-1e3, -100, -20, -1e-4, 0, 1e-4, 20, 100, 1e3])

@@ -119,6 +119,19 @@ def rg_lru(p, h, x):
     return a * h + np.sqrt(1 - a**2) * (i * u)
 
 
+def slstm(p, carry, x):
+    """Of the paper (arXiv 2405.04517, section 2.2), with the stabiliser; at the start, n is 0."""
+    h, c, n, m = carry
+    i, f, z, o = (
+        x @ getattr(p, "W" + g) + h @ getattr(p, "U" + g) + getattr(p, "b" + g) for g in "ifzo"
+    )
+    log_f = np.log(sigma(f))
+    new_m = np.where(n == 0, i, np.maximum(log_f + m, i))
+    i, f = np.exp(i - new_m), np.where(n == 0, 0, np.exp(log_f + m - new_m))
+    c, n = f * c + i * np.tanh(z), f * n + i
+    return sigma(o) * c / n, c, n, new_m
+
+
 def rnn(p, h, x):
     return p.phi(x @ p.Wh + h @ p.Uh + p.bh)
 
@@ -155,6 +168,8 @@ RELU = {"activation": "relu"}
         (jaxgru.init_min_lstm, {}, min_lstm),
         (jaxgru.init_rg_lru, {}, rg_lru),
         (jaxgru.init_rg_lru, {"num_blocks": 0}, rg_lru),
+        (jaxgru.init_slstm, {}, slstm),
+        (jaxgru.init_slstm, {"num_blocks": 0}, slstm),
         (MOGRIFIER, {}, mogrifier),
         *[(MOGRIFIER, {"num_rounds": rounds, "rank": 2}, mogrifier) for rounds in (2, 3, 6)],
     ],

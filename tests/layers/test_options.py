@@ -17,7 +17,7 @@ from jaxtyping import Array
 from random_models import INIT, in_blocks
 
 import jaxgru
-from jaxgru import cells
+from jaxgru import SLSTMState, cells
 from jaxgru.cells.carry import hidden, with_hidden
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.layers import blocks, over_time, wavefront
@@ -182,6 +182,13 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
     return y, tuple(ends), tuple(carries)
 
 
+def valid(carry):
+    """The carry of an sLSTM with a normaliser n ≥ 1, which it is after any step."""
+    if not isinstance(carry, SLSTMState):
+        return carry
+    return carry._replace(n=1 + abs(carry.n))
+
+
 def mask_of(marks, b):
     """The masks of one layer for row b, as functions."""
 
@@ -237,11 +244,12 @@ def check(number, monkeypatch, forget_traces):
         if jnp.issubdtype(leaf.dtype, jnp.floating)
         else jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
     )
+    draw = lambda: tuple(map(valid, jax.tree.map(number_of, like)))
     zeros = jaxgru.initial_carry(layers, B)
-    initial = zeros if o["initial"] is None else jax.tree.map(number_of, like)
+    initial = zeros if o["initial"] is None else draw()
     if o["initial"] == "all alike":
         initial = jax.tree.map(lambda leaf: leaf[0], initial)
-    carry = None if o["carry"] is None else jax.tree.map(number_of, like)
+    carry = None if o["carry"] is None else draw()
 
     resets = rng.random((B, T)) < 0.4 if o["reset"] else np.zeros((B, T), bool)
     real, marks = np.ones((B, T), bool), {}
@@ -259,7 +267,7 @@ def check(number, monkeypatch, forget_traces):
         key = None if kind == "zoneout, mean" else jax.random.key(number)
         several = kind.startswith("zoneout") and rng.random() < 0.5
         parts = len(jax.tree.leaves(zeros)) // L
-        rate = (0.0, 0.7, 0.3)[-parts:] if several else 0.4
+        rate = (0.5, 0.0, 0.7, 0.3)[-parts:] if several else 0.4
         marks["dropout"] = jaxgru.Dropout(key, rate, site, kind.split(",")[0], **o["first"])
         masks = dropout_masks(layers, marks["dropout"], B, T)
 

@@ -124,6 +124,7 @@ CELLS = LAYERS | {
     "min_gru": jaxgru.init_min_gru,
     "min_lstm": jaxgru.init_min_lstm,
     "rg_lru": partial(jaxgru.init_rg_lru, num_blocks=2),
+    "slstm": partial(jaxgru.init_slstm, num_blocks=2),
     "mogrifier_gru": partial(jaxgru.init_mogrifier_gru, rank=2),
 }
 

@@ -69,8 +69,8 @@ class ModelConfig(Section):
     rank: int = from_zero("mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8")
     num_blocks: int = from_one(
         1,
-        "GRU, LSTM, RG-LRU: diagonal blocks of recurrent (RG-LRU: of gates') weights, a divisor of "
-        "hidden_dim",
+        "GRU, LSTM, sLSTM: diagonal blocks of the recurrent weights; rg_lru: of the gates' weights; "
+        "a divisor of hidden_dim",
     )
     proj_size: int = from_zero("LSTM: size of a layer's output, a projection of h; 0: none")
     layer_norm: bool = recipe(False, "GRU and LSTM: layer normalisation within the cell")
