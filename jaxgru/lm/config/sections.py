@@ -69,7 +69,7 @@ class ModelConfig(Section):
     rank: int = from_zero("mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8")
     num_blocks: int = from_one(
         1,
-        "GRU, LSTM, sLSTM: diagonal blocks of the recurrent weights; rg_lru: of the gates' weights; "
+        "GRU, LSTM, sLSTM: diagonal blocks of the recurrent weights; rg_lru: of its gates'; "
         "a divisor of hidden_dim",
     )
     proj_size: int = from_zero("LSTM: size of a layer's output, a projection of h; 0: none")
