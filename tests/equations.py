@@ -32,7 +32,7 @@ def relu(a):
 
 
 def numbers(layer) -> SimpleNamespace:
-    """A layer's weights in float64, gate by gate, with blocks as a matrix; phi is its activation."""
+    """A layer's weights in float64, gate by gate, blocks as a matrix; phi is its activation."""
     no_second_biases = {"cz": 0, "cr": 0}  # as in Mogrifier
     parts = {}
     for name, part in (no_second_biases | vars(by_gate(layer))).items():

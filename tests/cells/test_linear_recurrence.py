@@ -93,7 +93,7 @@ def test_gates_that_are_wide_open_or_closed(name):
                 lambda p, x: jaxgru.unroll(p, x)[0], p, inputs
             )
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-    np.testing.assert_allclose(y["float32"], y["float64"], rtol=1e-3, atol=1e-30)
+    np.testing.assert_allclose(y["float32"], y["float64"], rtol=1e-3, atol=1e-12)
 
 
 def test_how_the_decay_of_an_rg_lru_is_drawn():

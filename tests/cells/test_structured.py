@@ -189,6 +189,43 @@ def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
             np.testing.assert_allclose(y[b, t], h, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    "init, options, equations",
+    [
+        (jaxgru.init_min_gru, {}, min_gru),
+        (jaxgru.init_min_lstm, {}, min_lstm),
+        (jaxgru.init_rg_lru, {"num_blocks": 2}, rg_lru),
+        (jaxgru.init_slstm, {"num_blocks": 2}, slstm),
+    ],
+)
+def test_its_gradient_is_the_slope_of_what_numpy_computes(init, options, equations):
+    """Of every weight, of the input and of the carry, each in a random direction."""
+    make = lambda: init(jax.random.key(0), 3, 4, dtype="float64", **options)
+    layer, x = randomized(jax.eval_shape(make)), normal(1, 5, 3)
+    carry = jax.tree.map(abs, randomized(jaxgru.initial_carry(layer, 1), 2))
+    weights = normal(5, 4, seed=3)
+
+    def loss(layer, x, carry):
+        state = jax.tree.map(lambda leaf: np.asarray(leaf[0]), carry)
+        total = 0
+        for t in range(5):
+            state = equations(numbers(layer), state, np.asarray(x[0, t]))
+            total += weights[t] @ (state[0] if isinstance(state, tuple) else state)
+        return total
+
+    ours = lambda *args: (jaxgru.unroll(*args)[0][0] * weights).sum()
+    arguments, structure = jax.tree.flatten((layer, jnp.asarray(x), carry))
+    gradients = jax.tree.leaves(jax.jit(jax.grad(ours, (0, 1, 2)))(layer, jnp.asarray(x), carry))
+    for i, (leaf, gradient) in enumerate(zip(arguments, gradients, strict=True)):
+        direction = normal(*leaf.shape, seed=i)
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = [*arguments[:i], leaf + step * direction, *arguments[i + 1 :]]
+            ends.append(loss(*jax.tree.unflatten(structure, moved)))
+        slope = (ends[0] - ends[1]) / 2e-6
+        np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", cells.CELLS)
 @pytest.mark.parametrize("implementation", ["scan", "autodiff"])
 def test_every_static_option_changes_what_is_computed(name, implementation):

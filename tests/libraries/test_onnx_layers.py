@@ -135,9 +135,9 @@ def drawn(kind, E=4, H=6, seed=0):
 
 
 PLAIN = {
-    "Add", "Concat", "Div", "Expand", "Identity", "MatMul", "Max", "Min", "Mul", "Not",
-    "Reciprocal", "ReduceSum", "Reshape", "Shape", "Sigmoid", "Slice", "Split", "Sqrt", "Sub",
-    "Tanh", "Transpose", "Unsqueeze", "Where",
+    "Abs", "Add", "Concat", "Div", "Equal", "Exp", "Expand", "Identity", "Less", "Log", "MatMul",
+    "Max", "Min", "Mul", "Neg", "Not", "Reciprocal", "ReduceSum", "Reshape", "Shape", "Sigmoid",
+    "Slice", "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
 
 
