@@ -221,8 +221,8 @@ def new_actors(key: jax.Array, params: Any, s: Settings) -> Actors:
     """Start an episode in every environment."""
     state = jax.vmap(new_episode)(jax.random.split(key, s.num_envs))
     carry = jnp.zeros((s.num_envs, s.hidden_dim))
-    if isinstance(params["rnn"], jaxgru.LSTMCell):
-        carry = jaxgru.LSTMState(carry, carry)
+    if isinstance(params["rnn"], jaxgru.cells.Cell):
+        carry = jaxgru.initial_carry(params["rnn"], s.num_envs)
     return Actors(state, carry, jnp.ones(s.num_envs, bool))
 
 

@@ -15,18 +15,25 @@ from jaxgru.cells import (
     LSTMCell,
     LSTMState,
     MinGRUCell,
+    MinLSTMCell,
     MogrifierGRUCell,
     PeepholeLSTMCell,
     ProjectedLSTMCell,
     ResetBeforeGRUCell,
+    RGLRUCell,
     RNNCell,
+    SLSTMCell,
+    SLSTMState,
     init_coupled_lstm,
     init_gru,
     init_lstm,
     init_min_gru,
+    init_min_lstm,
     init_mogrifier_gru,
     init_peephole_lstm,
+    init_rg_lru,
     init_rnn,
+    init_slstm,
 )
 from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
@@ -43,11 +50,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CoupledLSTMCell", "Dropout", "GRUCell", "LSTMCell", "LSTMState", "LayerNormGRUCell",
-    "LayerNormLSTMCell", "MinGRUCell", "MogrifierGRUCell", "PeepholeLSTMCell",
-    "ProjectedLSTMCell", "RNNCell", "ResetBeforeGRUCell", "ResidualStack", "UserError",
-    "bidirectional", "cells", "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm",
-    "init_min_gru", "init_mogrifier_gru", "init_peephole_lstm", "init_rnn", "init_stack",
-    "initial_carry", "libraries", "lm", "round_weights", "step", "unroll", "which_gradient",
+    "LayerNormLSTMCell", "MinGRUCell", "MinLSTMCell", "MogrifierGRUCell",
+    "PeepholeLSTMCell", "ProjectedLSTMCell", "RGLRUCell", "RNNCell", "ResetBeforeGRUCell",
+    "ResidualStack", "SLSTMCell", "SLSTMState", "UserError", "bidirectional", "cells",
+    "drop_weights", "init_coupled_lstm", "init_gru", "init_lstm", "init_min_gru", "init_min_lstm",
+    "init_mogrifier_gru", "init_peephole_lstm", "init_rg_lru", "init_rnn", "init_slstm",
+    "init_stack", "initial_carry", "libraries", "lm", "round_weights", "step", "unroll",
+    "which_gradient",
 ]  # fmt: skip
 
 

@@ -32,12 +32,12 @@ def relu(a):
 
 
 def numbers(layer) -> SimpleNamespace:
-    """A layer's weights in float64, gate by gate, with U as a matrix; phi is its activation."""
+    """A layer's weights in float64, gate by gate, blocks as a matrix; phi is its activation."""
     no_second_biases = {"cz": 0, "cr": 0}  # as in Mogrifier
     parts = {}
     for name, part in (no_second_biases | vars(by_gate(layer))).items():
         parts[name] = np.asarray(part, np.float64)
-        if name.startswith("U"):
+        if name[0] in "UW" and len(name) == 2:
             parts[name] = block_diagonal(parts[name])
     has_relu = getattr(layer, "activation", "tanh") == "relu"
     return SimpleNamespace(**parts, phi=relu if has_relu else np.tanh)

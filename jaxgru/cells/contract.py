@@ -83,7 +83,7 @@ class Cell(Generic[C]):
 
     - `inputs`: what can be computed of x at all steps at once.
     - `custom_gradient` or `parallel`: how many steps are computed faster than by `step` and its
-      gradient.
+      gradient. Where a step is linear in h, `LinearCell` has these.
     - `recurrent`: the weights that `training.weight_drop` drops.
 
     C is the type of its carry. A function that draws its parameters gives it a name: `register`.
@@ -152,7 +152,7 @@ class Cell(Generic[C]):
         return None
 
     parallel_masks: ClassVar[bool] = False
-    """Whether `parallel` also computes resets and padding, and the carry is h alone."""
+    """Whether `parallel` also computes resets, padding and zoneout, and the carry is h alone."""
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self)

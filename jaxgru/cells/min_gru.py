@@ -11,19 +11,14 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.carry import Hidden
-from jaxgru.cells.contract import Cell, register
+from jaxgru.cells.contract import register
 from jaxgru.cells.initial_weights import gates, initializers
-from jaxgru.cells.layout import Layout
-from jaxgru.cells.linear_recurrence import LinearSteps, linear_recurrence
-from jaxgru.cells.products import Lookup, apply_to, matmul
-from jaxgru.cells.promotion import plus
+from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.cells.pytrees import struct
-from jaxgru.cells.step_masks import StepMasks
 
 
 @struct
-class MinGRUCell(Cell[Hidden]):
+class MinGRUCell(LinearCell):
     """A minGRU layer: W for the input, b the biases, of z and n side by side.
 
         z  = σ(x·Wz + bz)                update gate
@@ -37,38 +32,13 @@ class MinGRUCell(Cell[Hidden]):
     W: Float[Array, "E GH"]
     b: Float[Array, "GH"]
     gates: ClassVar[str] = "zn"
-    parallel_masks: ClassVar[bool] = True
 
-    def sizes(self) -> tuple[int, int] | None:
-        fits = self.W.ndim == 2 and not self.W.shape[1] % 2 and self.b.shape == self.W.shape[1:]
-        return (len(self.W), len(self.b) // 2) if fits else None
-
-    def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n GH"]:
-        """Return x·W + b."""
-        return plus(matmul(x, self.W), self.b)
-
-    def step(self, layout: Layout, h: Hidden, a: Float[Array, "B GH"]) -> Hidden:
-        z, n = jnp.split(a, 2, axis=-1)
+    def coefficients(
+        self, inputs: Float[Array, "*n GH"]
+    ) -> tuple[Float[Array, "*n H"], Float[Array, "*n H"]]:
+        z, n = jnp.split(inputs, 2, axis=-1)
         z = sigmoid(z)
-        return (1 - z) * h + z * n
-
-    def parallel(
-        self, h: Hidden, x: Float[Array, "T B E"] | Lookup, masks: StepMasks
-    ) -> tuple[Float[Array, "T B H"], Hidden]:
-        """Compute all steps at once, with resets, padding and dropout."""
-        z, n = jnp.split(apply_to(self.inputs, x).astype(h.dtype), 2, axis=-1)
-        z = sigmoid(z)
-        a = masks.hidden(1 - z)
-        b = masks.hidden(z * n)
-        if masks.valid is not None:  # padding: h' = 1 ⊙ h + 0
-            valid = masks.valid[..., None]
-            a = jnp.where(valid, a, 1)
-            b = jnp.where(valid, b, 0)
-        begins = None if masks.reset is None else masks.reset[..., None]
-        if begins is not None and masks.reset_carry is not None:  # also at a step of padding
-            b = jnp.where(begins, a * masks.reset_carry.astype(h.dtype)[None] + b, b)
-        after = linear_recurrence(LinearSteps(a, b, begins), h)
-        return after, after[-1]
+        return 1 - z, z * n
 
 
 @register

@@ -171,9 +171,9 @@ def unroll_layer(
 
 def can_run_at_once(params: AnyCell, masks: StepMasks, return_carries: bool) -> bool:
     """Return whether a cell's `parallel`, if it has one, can apply these masks."""
-    if masks.zoneout is not None or masks.recurrent.keep is not None:
+    if masks.recurrent.keep is not None:
         return False
-    is_marked = masks.reset is not None or masks.valid is not None
+    is_marked = any(mark is not None for mark in (masks.reset, masks.valid, masks.zoneout))
     return params.parallel_masks or not (is_marked or return_carries)
 
 

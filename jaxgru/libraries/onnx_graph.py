@@ -370,6 +370,9 @@ class _Operators:
             if size == own_size:
                 sizes[i] = 0  # ONNX takes that of x
         open_axes = [i for i, size in enumerate(sizes) if is_symbolic_dim(size)]
+        if len(open_axes) > 1:
+            all_sizes = self.node("Concat", *[self.size(size) for size in shape], axis=0)
+            return Value(self.node("Reshape", x, all_sizes), tuple(shape), x.dtype)
         if open_axes:
             sizes[open_axes[0]] = -1  # ONNX finds one size
         return Value(self.node("Reshape", x, self.sizes(*sizes)), tuple(shape), x.dtype)

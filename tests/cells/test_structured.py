@@ -17,9 +17,7 @@ from random_models import by_gate
 
 import jaxgru
 from jaxgru import cells
-from jaxgru.cells import linear_recurrence
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.cells.linear_recurrence import LinearSteps
 from jaxgru.cells.products import dense
 from jaxgru.libraries import LibraryError
 from jaxgru.libraries.flax_linen import to_linen
@@ -107,6 +105,33 @@ def min_gru(p, h, x):
     return (1 - z) * h + z * (x @ p.Wn + p.bn)
 
 
+def min_lstm(p, h, x):
+    """Section 3.2 of the same paper: Algorithm 7 has its equations."""
+    f, i = sigma(x @ p.Wf + p.bf), sigma(x @ p.Wi + p.bi)
+    return f / (f + i) * h + i / (f + i) * (x @ p.Wn + p.bn)
+
+
+def rg_lru(p, h, x):
+    """Equations 1 to 4 of the paper (arXiv 2402.19427), of an input that is projected first."""
+    u = x @ p.P + p.bp
+    r, i = sigma(u @ p.Wr + p.br), sigma(u @ p.Wi + p.bi)
+    a = np.exp(-8 * np.log1p(np.exp(p.Lambda)) * r)
+    return a * h + np.sqrt(1 - a**2) * (i * u)
+
+
+def slstm(p, carry, x):
+    """Of the paper (arXiv 2405.04517, section 2.2), with the stabiliser; at the start, n is 0."""
+    h, c, n, m = carry
+    i, f, z, o = (
+        x @ getattr(p, "W" + g) + h @ getattr(p, "U" + g) + getattr(p, "b" + g) for g in "ifzo"
+    )
+    log_f = np.log(sigma(f))
+    new_m = np.where(n == 0, i, np.maximum(log_f + m, i))
+    i, f = np.exp(i - new_m), np.where(n == 0, 0, np.exp(log_f + m - new_m))
+    c, n = f * c + i * np.tanh(z), f * n + i
+    return sigma(o) * c / n, c, n, new_m
+
+
 def rnn(p, h, x):
     return p.phi(x @ p.Wh + h @ p.Uh + p.bh)
 
@@ -140,6 +165,11 @@ RELU = {"activation": "relu"}
         (jaxgru.init_rnn, RELU, rnn),
         (cells.init_mlp, {"context_length": 3}, mlp),
         (jaxgru.init_min_gru, {}, min_gru),
+        (jaxgru.init_min_lstm, {}, min_lstm),
+        (jaxgru.init_rg_lru, {}, rg_lru),
+        (jaxgru.init_rg_lru, {"num_blocks": 0}, rg_lru),
+        (jaxgru.init_slstm, {}, slstm),
+        (jaxgru.init_slstm, {"num_blocks": 0}, slstm),
         (MOGRIFIER, {}, mogrifier),
         *[(MOGRIFIER, {"num_rounds": rounds, "rank": 2}, mogrifier) for rounds in (2, 3, 6)],
     ],
@@ -157,6 +187,43 @@ def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
             state = equations(numbers(layer), state, x[b, t])
             h = state[0] if isinstance(state, tuple) else state
             np.testing.assert_allclose(y[b, t], h, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "init, options, equations",
+    [
+        (jaxgru.init_min_gru, {}, min_gru),
+        (jaxgru.init_min_lstm, {}, min_lstm),
+        (jaxgru.init_rg_lru, {"num_blocks": 2}, rg_lru),
+        (jaxgru.init_slstm, {"num_blocks": 2}, slstm),
+    ],
+)
+def test_its_gradient_is_the_slope_of_what_numpy_computes(init, options, equations):
+    """Of every weight, of the input and of the carry, each in a random direction."""
+    make = lambda: init(jax.random.key(0), 3, 4, dtype="float64", **options)
+    layer, x = randomized(jax.eval_shape(make)), normal(1, 5, 3)
+    carry = jax.tree.map(abs, randomized(jaxgru.initial_carry(layer, 1), 2))
+    weights = normal(5, 4, seed=3)
+
+    def loss(layer, x, carry):
+        state = jax.tree.map(lambda leaf: np.asarray(leaf[0]), carry)
+        total = 0
+        for t in range(5):
+            state = equations(numbers(layer), state, np.asarray(x[0, t]))
+            total += weights[t] @ (state[0] if isinstance(state, tuple) else state)
+        return total
+
+    ours = lambda *args: (jaxgru.unroll(*args)[0][0] * weights).sum()
+    arguments, structure = jax.tree.flatten((layer, jnp.asarray(x), carry))
+    gradients = jax.tree.leaves(jax.jit(jax.grad(ours, (0, 1, 2)))(layer, jnp.asarray(x), carry))
+    for i, (leaf, gradient) in enumerate(zip(arguments, gradients, strict=True)):
+        direction = normal(*leaf.shape, seed=i)
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = [*arguments[:i], leaf + step * direction, *arguments[i + 1 :]]
+            ends.append(loss(*jax.tree.unflatten(structure, moved)))
+        slope = (ends[0] - ends[1]) / 2e-6
+        np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", cells.CELLS)
@@ -214,28 +281,3 @@ def test_in_other_libraries_blocks_are_a_matrix(init):
     matrices = dense(layer)
     for convert in (to_linen, lambda p: from_nnx(to_nnx(p)), lambda p: from_torch(to_torch(p))):
         chex.assert_trees_all_equal(convert(layer), convert(matrices))
-
-
-@pytest.mark.parametrize("T", [1, 7])
-@pytest.mark.parametrize("has_resets", [False, True])
-def test_steps_in_parallel_are_steps_in_turn(T, has_resets, monkeypatch):
-    """Also those that keep (a = 1) and those that begin an episode: values and gradients."""
-    a, b, first = normal(T, 2, 3), normal(T, 2, 3, seed=2), normal(2, 3, seed=3)
-    b[T // 2, 0], a[-1] = 0, 1
-    begins = np.zeros((T, 2, 1), bool)
-    begins[T // 2] = has_resets
-    h, expected = first, np.zeros_like(a)
-    for t in range(T):
-        expected[t] = h = b[t] if begins[t].any() else a[t] * h + b[t]
-    flags = jnp.asarray(begins) if has_resets else None
-    steps = lambda a, b: LinearSteps(a, b, flags)
-    arguments = tuple(map(jnp.asarray, (a, b, first)))
-    by_jax = lambda a, b, first: linear_recurrence.in_turn(False, steps(a, b), first)
-    plain = value_and_gradients(by_jax, *arguments)
-    np.testing.assert_allclose(plain[0], expected, rtol=1e-12)
-    ours = lambda a, b, first: linear_recurrence.linear_recurrence(steps(a, b), first)
-    for way in (linear_recurrence.in_turn, linear_recurrence.in_parallel):
-        monkeypatch.setattr(linear_recurrence, "in_turn", way)
-        chex.assert_trees_all_close(
-            value_and_gradients(ours, *arguments), plain, rtol=1e-12, atol=1e-13
-        )

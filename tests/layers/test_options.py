@@ -17,7 +17,7 @@ from jaxtyping import Array
 from random_models import INIT, in_blocks
 
 import jaxgru
-from jaxgru import cells
+from jaxgru import SLSTMState, cells
 from jaxgru.cells.carry import hidden, with_hidden
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.layers import blocks, over_time, wavefront
@@ -115,7 +115,11 @@ def options_of(number) -> dict[str, Any]:
     maybe = lambda value: r.choice([None, value])
     kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
     sites = ["input", "state", "between", "output"]
-    kinds = ["each_step"] if kind in ("min_gru", "mlp") else ["each_step", "variational"]
+    kinds = (
+        ["each_step"]
+        if kind in ("min_gru", "min_lstm", "rg_lru", "mlp")
+        else ["each_step", "variational"]
+    )
     site = r.choice(sites)
     dropout = site, r.choice(kinds + ["zoneout", "zoneout, mean"] * (site == "state"))
     options = dict(
@@ -178,6 +182,13 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
     return y, tuple(ends), tuple(carries)
 
 
+def valid(carry):
+    """The carry of an sLSTM with a normaliser n ≥ 1, which it is after any step."""
+    if not isinstance(carry, SLSTMState):
+        return carry
+    return carry._replace(n=1 + abs(carry.n))
+
+
 def mask_of(marks, b):
     """The masks of one layer for row b, as functions."""
 
@@ -233,11 +244,12 @@ def check(number, monkeypatch, forget_traces):
         if jnp.issubdtype(leaf.dtype, jnp.floating)
         else jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
     )
+    draw = lambda: tuple(map(valid, jax.tree.map(number_of, like)))
     zeros = jaxgru.initial_carry(layers, B)
-    initial = zeros if o["reset_carry"] is None else jax.tree.map(number_of, like)
+    initial = zeros if o["reset_carry"] is None else draw()
     if o["reset_carry"] == "all alike":
         initial = jax.tree.map(lambda leaf: leaf[0], initial)
-    carry = None if o["carry"] is None else jax.tree.map(number_of, like)
+    carry = None if o["carry"] is None else draw()
 
     resets = rng.random((B, T)) < 0.4 if o["reset"] else np.zeros((B, T), bool)
     real, marks = np.ones((B, T), bool), {}
@@ -255,7 +267,7 @@ def check(number, monkeypatch, forget_traces):
         key = None if kind == "zoneout, mean" else jax.random.key(number)
         several = kind.startswith("zoneout") and rng.random() < 0.5
         parts = len(jax.tree.leaves(zeros)) // L
-        rate = (0.0, 0.7, 0.3)[-parts:] if several else 0.4
+        rate = (0.5, 0.0, 0.7, 0.3)[-parts:] if several else 0.4
         marks["dropout"] = jaxgru.Dropout(key, rate, site, kind.split(",")[0], **o["first"])
         masks = dropout_masks(layers, marks["dropout"], B, T)
 

@@ -65,7 +65,9 @@ class ModelConfig(Section):
     num_rounds: int = recipe(5, "mogrifier_gru: how often input and state are gated", at_least=2)
     rank: int = from_zero("mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8")
     num_blocks: int = from_one(
-        1, "GRU and LSTM: diagonal blocks of the recurrent weights, a divisor of hidden_dim"
+        1,
+        "GRU, LSTM, sLSTM: diagonal blocks of the recurrent weights; rg_lru: of its gates'; "
+        "a divisor of hidden_dim",
     )
     proj_size: int = from_zero("LSTM: size of a layer's output, a projection of h; 0: none")
     layer_norm: bool = recipe(False, "GRU and LSTM: layer normalisation within the cell")
