@@ -312,7 +312,7 @@ def as_reset_carry(
         remedy = _order_remedy(shapes, like, other)
         pick = (lambda shapes: shapes[0]) if is_single else (lambda shapes: shapes)
         raise ValueError(
-            f"the shapes of initial are {pick(shapes)}; these layers need {pick(without_batch)}, "
+            f"the shapes of reset_carry are {pick(shapes)}; these layers need {pick(without_batch)}, "
             f"or {pick(with_batch)} with the batch axis{remedy}."
         )
 
@@ -322,7 +322,7 @@ def as_reset_carry(
             if dtype != carried.dtype:
                 raise ValueError(f"a part of reset_carry is {dtype}; it must be {carried.dtype}.")
         elif not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(f"initial is {dtype}; it must be floating-point.")
+            raise ValueError(f"reset_carry is {dtype}; it must be floating-point.")
         wide = jnp.asarray(leaf, jnp.result_type(carried))
         shape = (*rows, *carried.shape[1:]) if carry is None else carried.shape
         return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)

@@ -138,7 +138,7 @@ def _check_options(
     if reset and (two or reverse):
         raise LibraryError("layers that read backward take no resets, so reset must be False.")
     if reset_carry is not None and not reset:
-        raise LibraryError("initial is what a reset sets, so reset must be True.")
+        raise LibraryError("reset_carry is what a reset sets, so reset must be True.")
 
 
 class Mode(NamedTuple):
@@ -354,7 +354,7 @@ def _add_step(graph: Graph, level: Level, x: str, mode: Mode) -> str:
     weights = _map_named(f"layers.{path}", p, constant)
     carry = _carry(p, f"carry.{path}.")
     x_B = graph.value(x, B, sizes(p)[0])
-    masks = StepMasks(reset_carry=_initial(mode, level.i))
+    masks = StepMasks(reset_carry=_reset_carry(mode, level.i))
     if mode.reset:
         reset: Any = graph.value(mode.reset, B, dtype=bool)
         masks = masks._replace(reset=reset)
@@ -406,7 +406,7 @@ def _add_direction(
     }
     for value in [*jax.tree.leaves(carry), *inputs.values()]:
         body.input(value.name, *value.shape, dtype=value.dtype)
-    masks = StepMasks(inputs.get("reset"), _initial(mode, level.i), inputs.get("valid"))
+    masks = StepMasks(inputs.get("reset"), _reset_carry(mode, level.i), inputs.get("valid"))
     h, after = body.add(cell, _step, weights, carry, inputs["a"], masks)
     parts = list(_carry_parts(p))
     for part, value in zip([*parts, "y"], [*jax.tree.leaves(after), h], strict=True):
@@ -457,7 +457,7 @@ def _carry(p: AnyCell, prefix: str) -> Any:
     return jax.tree.unflatten(jax.tree.structure(carry_like([p], 1)[0]), values)
 
 
-def _initial(mode: Mode, i: int) -> Any:
+def _reset_carry(mode: Mode, i: int) -> Any:
     """Return what a reset of layer i sets; None: zeros."""
     if mode.reset_carry is None:
         return None

@@ -270,8 +270,8 @@ test_refusals = refused(
     (of(GRU, form="steps"), "form is 'steps'; it must be one of sequence, step"),
     (of(GRU, form="step", lengths=True), "a step reads neither backward nor lengths"),
     (of(GRU, reset=True, reverse=True), "read backward take no resets, so reset must"),
-    (of(GRU, reset_carry=np.zeros(6)), "initial is what a reset sets, so reset must be True"),
-    (of(GRU, reset=True, reset_carry=np.zeros(5)), "the shapes of initial are .5,.; these"),
+    (of(GRU, reset_carry=np.zeros(6)), "reset_carry is what a reset sets, so reset must be True"),
+    (of(GRU, reset=True, reset_carry=np.zeros(5)), "the shapes of reset_carry are .5,.; these"),
     (of((jaxgru.ResidualStack((GRU,)), [GRU])), "only one direction is a ResidualStack"),
     (of(GRU.replace(W=jnp.bfloat16(GRU.W))), "are bfloat16 and float32; they must be"),
 )
