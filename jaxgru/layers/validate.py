@@ -312,8 +312,8 @@ def as_reset_carry(
         remedy = _order_remedy(shapes, like, other)
         pick = (lambda shapes: shapes[0]) if is_single else (lambda shapes: shapes)
         raise ValueError(
-            f"the shapes of reset_carry are {pick(shapes)}; these layers need {pick(without_batch)}, "
-            f"or {pick(with_batch)} with the batch axis{remedy}."
+            f"the shapes of reset_carry are {pick(shapes)}; these layers need {pick(without_batch)}"
+            f", or {pick(with_batch)} with the batch axis{remedy}."
         )
 
     def widened(leaf: AnyArray, carried: Array) -> Array:

@@ -131,7 +131,7 @@ FAULTS = [
     *[(unroll, dict(layers=layer, carry=state), f"with the keys 'h'; it must be {kind}, as from")
       for layer, state, kind in ((GRU, {"h": h}, "an array"), ([GRU], [{"h": h}], "an array"),
                                  (MLP, {"h": h}, "a tuple"))],
-    (unroll, dict(reset_carry={"h": h}), "reset_carry of a layer is a dict with the keys 'h'; it must"),
+    (unroll, dict(reset_carry={"h": h}), "reset_carry of a layer is a dict with the keys 'h'; it"),
     (unroll, dict(layers=[GRU], carry=0.0), "the carry's shapes are (), but"),
     (unroll, dict(x=X[0], carry=zeros((1, H))),
      "the carry's shapes are (1, 4), but these layers and the batch () need (4,)"),
@@ -158,11 +158,11 @@ FAULTS = [
            no_state.format(seen)),
           (one_step, dict(carry=state), no_state.format(seen)),
       )],
-    # initial
-    (unroll, dict(reset_carry=zeros(3)), "the shapes of reset_carry are (3,); these layers need (4,)"),
+    # reset_carry
+    (unroll, dict(reset_carry=zeros(3)), "the shapes of reset_carry are (3,); these layers need"),
     (unroll, dict(layers=[GRU], reset_carry=0.0), "the shapes of reset_carry are (); these"),
     (unroll, dict(reset_carry=zeros(4, int)), "reset_carry is int64; it must be"),
-    (bidirectional, dict(reset_carry=pair), "reset_carry must be a pair, the forward and the backward"),
+    (bidirectional, dict(reset_carry=pair), "reset_carry must be a pair, the forward and the"),
     # reset, mask, lengths
     (unroll, dict(reset=zeros((3, 2), bool)),
      "reset is bool (3, 2); it must be bool (2, 3), with its axes in the order of x's."),
