@@ -28,6 +28,9 @@ GRU = Storage(ResetBeforeGRUParams, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
 LSTM = Storage(LSTMParams, "igfo", ["W"], ["U"], ["b"])
 """An hk.LSTM has one array w, of which these W and U are the rows."""
 
+# Haiku's own, even if somebody then sets `hk.dynamic_unroll` to the one below.
+_haikus_unroll = hk.dynamic_unroll
+
 
 def dynamic_unroll(
     core: hk.RNNCore,
@@ -60,7 +63,7 @@ def dynamic_unroll(
         common.check_class("the core", inner, (hk.GRU, hk.LSTM), "Haiku")
     except UnknownCell as unknown:
         common.check_absent(unknown, implementation=implementation)
-        return hk.dynamic_unroll(
+        return _haikus_unroll(
             core, input_sequence, initial_state, time_major, reverse, return_all_states, unroll
         )
 
@@ -82,7 +85,7 @@ def dynamic_unroll(
     if hk.running_init():
         # This draws the parameters as Haiku does.
         sequence = inputs if resets is None else (inputs, resets)
-        hk.dynamic_unroll(core, sequence, state, axis == 0)
+        _haikus_unroll(core, sequence, state, axis == 0)
     if resets is not None and reverse:
         state, resets = _reverse_resets(state, resets, axis)
 
