@@ -33,7 +33,7 @@ _haikus_unroll = hk.dynamic_unroll
 
 
 def dynamic_unroll(
-    core: hk.RNNCore,
+    core: Callable[[Any, Any], tuple[Any, Any]],
     input_sequence: Any,
     initial_state: Any,
     time_major: bool = True,
@@ -49,8 +49,8 @@ def dynamic_unroll(
     between the steps.
 
     Args:
-      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one. Any other is computed by
-        `hk.dynamic_unroll` itself.
+      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one. Any other, such as a
+        function, is computed by `hk.dynamic_unroll` itself.
       input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore, a pair of it and
         `should_reset` (T, B), which acts before that step is read, also with `reverse`.
       unroll: has no effect on an hk.GRU or hk.LSTM.
@@ -58,7 +58,9 @@ def dynamic_unroll(
         core that Haiku itself computes.
     """
     is_reset_core = type(core) is hk.ResetCore
-    inner: Any = core.core if is_reset_core else core
+    inner: Any = core
+    if is_reset_core:
+        inner = inner.core
     try:
         common.check_class("the core", inner, (hk.GRU, hk.LSTM), "Haiku")
     except UnknownCell as unknown:

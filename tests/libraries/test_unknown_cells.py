@@ -199,11 +199,11 @@ class Summing(hk.RNNCore):
     """A toy core: its input is a number, its outputs are a dict, and it has no parameters."""
 
     def __call__(self, inputs, prev_state):
-        state = prev_state + inputs
+        state = prev_state + inputs[..., None]
         return {"sum": state, "inputs": inputs}, state
 
     def initial_state(self, batch_size):
-        return jnp.zeros(batch_size or ())
+        return jnp.zeros((2,) if batch_size is None else (batch_size, 2))
 
 
 CORES = {
@@ -233,7 +233,7 @@ def test_haiku(kind):
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_a_toy_core(batch, reverse):
     numbers = jnp.arange(5 * math.prod(batch)).reshape(5, *batch)
-    first = jnp.zeros(batch)
+    first = jnp.ones((*batch, 2))
 
     def run(unroll):
         core = hk.ResetCore(Summing())
