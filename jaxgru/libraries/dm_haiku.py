@@ -28,9 +28,12 @@ GRU = Storage(ResetBeforeGRUCell, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)
 LSTM = Storage(LSTMCell, "igfo", ["W"], ["U"], ["b"])
 """An hk.LSTM has one array w, of which these W and U are the rows."""
 
+# Haiku's own, even if somebody then sets `hk.dynamic_unroll` to the one below.
+_haikus_unroll = hk.dynamic_unroll
+
 
 def dynamic_unroll(
-    core: hk.RNNCore,
+    core: Callable[[Any, Any], tuple[Any, Any]],
     input_sequence: Any,
     initial_state: Any,
     time_major: bool = True,
@@ -46,8 +49,8 @@ def dynamic_unroll(
     between the steps.
 
     Args:
-      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one. Any other is computed by
-        `hk.dynamic_unroll` itself.
+      core: an hk.GRU, an hk.LSTM, or an `hk.ResetCore` of one. Any other, such as a
+        function, is computed by `hk.dynamic_unroll` itself.
       input_sequence: (T, B, F), or (T, F) for one sequence; for a ResetCore, a pair of it and
         `should_reset` (T, B), which acts before that step is read, also with `reverse`.
       unroll: has no effect on an hk.GRU or hk.LSTM.
@@ -55,12 +58,14 @@ def dynamic_unroll(
         core that Haiku itself computes.
     """
     is_reset_core = type(core) is hk.ResetCore
-    inner: Any = core.core if is_reset_core else core
+    inner: Any = core
+    if is_reset_core:
+        inner = inner.core
     try:
         common.check_class("the core", inner, (hk.GRU, hk.LSTM), "Haiku")
     except UnknownCell as unknown:
         common.check_absent(unknown, implementation=implementation)
-        return hk.dynamic_unroll(
+        return _haikus_unroll(
             core, input_sequence, initial_state, time_major, reverse, return_all_states, unroll
         )
 
@@ -82,7 +87,7 @@ def dynamic_unroll(
     if hk.running_init():
         # This draws the parameters as Haiku does.
         sequence = inputs if resets is None else (inputs, resets)
-        hk.dynamic_unroll(core, sequence, state, axis == 0)
+        _haikus_unroll(core, sequence, state, axis == 0)
     if resets is not None and reverse:
         state, resets = _reverse_resets(state, resets, axis)
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
@@ -71,6 +72,13 @@ class RNN(nnx.RNN):
           implementation: as for `jaxgru.unroll`; forward mode needs "autodiff". Both are refused
             with a cell that `nnx.RNN` itself computes.
         """
+        options = flax_rnn.call_options(
+            self,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
         cell: Any = self.cell
         try:
             layer = from_nnx(cell)
@@ -81,19 +89,9 @@ class RNN(nnx.RNN):
                 inputs,
                 initial_carry=initial_carry,
                 seq_lengths=seq_lengths,
-                return_carry=return_carry,
-                time_major=time_major,
-                reverse=reverse,
-                keep_order=keep_order,
                 rngs=rngs,
+                **options,
             )
-        options = flax_rnn.call_options(
-            self,
-            time_major=time_major,
-            reverse=reverse,
-            keep_order=keep_order,
-            return_carry=return_carry,
-        )
         if rngs is None:
             rngs = self.rngs
         if isinstance(rngs, nnx.Rngs):
@@ -222,7 +220,28 @@ def from_nnx(cell: Any) -> AnyCell:
     flax_rnn.check_cell(cell, CELLS, hint)
     state = nnx.to_flat_state(nnx.state(cell, nnx.Not(nnx.RngState)))
     arrays = {".".join(map(str, path)): variable.get_value() for path, variable in state}
-    return flax_rnn.from_cell(type_name(cell), cell, CELLS, arrays)
+    try:
+        layer = flax_rnn.from_cell(type_name(cell), cell, CELLS, arrays)
+    except LibraryError as error:
+        # A part of the cell was replaced, and nnx may well compute with the new one.
+        raise UnknownCell(str(error)) from error
+    _check_parts(cell)
+    return layer
+
+
+def _check_parts(cell: Any) -> None:
+    """Raise UnknownCell if a part of a cell may compute something else than x·W + b."""
+    for name, part in vars(cell).items():
+        if isinstance(part, nnx.Module):
+            what = f"{name} of this {type(cell).__name__}"
+            common.check_class(what, part, [nnx.Linear], "Flax")
+            common.check_options(
+                what,
+                part,
+                dot_general=[jax.lax.dot_general],
+                promote_dtype=[promote_dtype],
+                preferred_element_type=[None],
+            )
 
 
 def to_nnx(layer: AnyCell, lstm: Any = nnx.OptimizedLSTMCell) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import chex
@@ -52,27 +53,61 @@ class Subclass(nnx.GRUCell):
         return carry, 2 * y
 
 
-def low_rank_cell():
+class DroppingLSTM(nnx.LSTMCell):
+    """A cell that drops the same units of its state in all steps of a call."""
+
+    def __init__(self):
+        super().__init__(4, 6, rngs=nnx.Rngs(0))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1), rng_collection="dropout")
+
+    def __call__(self, carry, x):
+        carry, y = super().__call__(carry, x)
+        return jax.tree.map(self.dropout, carry), y
+
+
+def cell_with(**parts):
+    """A GRUCell of which parts are replaced."""
     cell = nnx_cell("GRUCell")
-    cell.dense_i = nnx.LoRALinear(4, 18, lora_rank=2, rngs=nnx.Rngs(0))
-    cell.dense_i.lora.lora_b.set_value(jnp.ones((2, 18)))
+    for name, part in parts.items():
+        setattr(cell, name, part)
     return cell
+
+
+def low_rank_cell():
+    part = nnx.LoRALinear(4, 18, lora_rank=2, rngs=nnx.Rngs(0))
+    part.lora.lora_b.set_value(jnp.ones((2, 18)))
+    return cell_with(dense_i=part)
+
+
+def linear(**options):
+    return nnx.Linear(4, 18, rngs=nnx.Rngs(0), **options)
+
+
+def doubled(*args, **options):
+    return 2 * jax.lax.dot_general(*args, **options)
 
 
 NNX = {
     "own": Counting,
     "subclass": lambda: Subclass(4, 6, rngs=nnx.Rngs(0)),
     "function": lambda: nnx_cell("LSTMCell", activation_fn=jax.nn.elu),
+    "dropout": DroppingLSTM,
     "parameter": low_rank_cell,
+    "no parameter": lambda: cell_with(dense_i=linear(use_bias=False)),
+    "product": lambda: cell_with(dense_i=linear(dot_general=doubled)),
 }
 
 
 @pytest.mark.parametrize("kind", NNX)
 def test_nnx(kind):
-    cell = NNX[kind]()
     options = dict(return_carry=True, reverse=True, seq_lengths=np.array([5, 1, 3]))
-    ours, theirs = (rnn(cell)(X, **options) for rnn in (flax_nnx.RNN, nnx.RNN))
-    alike(ours, theirs)
+
+    def results(rnn):
+        """Twice, because a call also counts what it draws."""
+        model = rnn(NNX[kind](), broadcast_rngs="dropout")
+        return model(X, **options), model(X, **options)
+
+    alike(results(flax_nnx.RNN), results(nnx.RNN))
 
 
 class LinenSubclass(nn.GRUCell):
@@ -160,6 +195,17 @@ def test_equinox(reverse):
     alike(equinox_nn.unroll(cell, X[0], first, reverse=reverse)[1], states[0][0])
 
 
+class Summing(hk.RNNCore):
+    """A toy core: its input is a number, its outputs are a dict, and it has no parameters."""
+
+    def __call__(self, inputs, prev_state):
+        state = prev_state + inputs[..., None]
+        return {"sum": state, "inputs": inputs}, state
+
+    def initial_state(self, batch_size):
+        return jnp.zeros((2,) if batch_size is None else (batch_size, 2))
+
+
 CORES = {
     "vanilla": lambda: hk.VanillaRNN(6),
     "deep": lambda: hk.DeepRNN([hk.GRU(5), jnp.tanh, hk.LSTM(6)]),
@@ -181,6 +227,27 @@ def test_haiku(kind):
         return model.apply(model.init(KEY), None)
 
     alike(results(dm_haiku.dynamic_unroll), results(hk.dynamic_unroll))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_toy_core(batch, reverse):
+    numbers = jnp.arange(5 * math.prod(batch)).reshape(5, *batch)
+    first = jnp.ones((*batch, 2))
+
+    def run(unroll):
+        core = hk.ResetCore(Summing())
+        return unroll(core, (numbers, numbers % 2 == 1), first, reverse=reverse, unroll=2)
+
+    run = hk.testing.transform_and_run(run)
+    alike(run(dm_haiku.dynamic_unroll), run(hk.dynamic_unroll))
+
+
+def test_a_function_as_core(monkeypatch):
+    """Outside of `hk.transform`, and with the name in Haiku itself replaced."""
+    monkeypatch.setattr(hk, "dynamic_unroll", dm_haiku.dynamic_unroll)
+    outputs, state = hk.dynamic_unroll(lambda x, state: (x + 1, state + x), jnp.arange(5), 0)
+    assert outputs.tolist() == [1, 2, 3, 4, 5] and state == 10
 
 
 linen_rnn = lambda **options: flax_linen.RNN(nn.MGUCell(6)).init(KEY, X, **options)
