@@ -15,7 +15,8 @@ import jax
 from jaxgru.cells import CELLS, AnyCell, sizes
 from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError
-from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.layers.dropout import SITES, Site
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.weight_drop import has_recurrent_weights
 from jaxgru.lm.config.fields import (
     ConfigError,
@@ -305,10 +306,8 @@ class TrainingConfig(Section):
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
         "float32", "type of the operands of matrix products; all else is float32"
     )
-    implementation: str = placement(
-        "auto",
-        "what computes the layers; wavefront: stacks, on GPUs",
-        registry=IMPLEMENTATIONS,
+    implementation: Implementation = placement(
+        "auto", "what computes the layers; wavefront: stacks, on GPUs"
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"
@@ -331,10 +330,9 @@ class TrainingConfig(Section):
     )
 
     @property
-    def dropouts(self) -> dict[str, float]:
+    def dropouts(self) -> dict[Site, float]:
         """The probability of dropping a unit at each site where some are dropped."""
-        sites = "input", "state", "between", "output"
-        rates = {site: getattr(self, f"{site}_dropout") for site in sites}
+        rates = {site: getattr(self, f"{site}_dropout") for site in SITES}
         return {site: rate for site, rate in rates.items() if rate}
 
     @property
