@@ -221,10 +221,13 @@ CellName: TypeAlias = Literal[
     "gru",
     "lstm",
     "min_gru",
+    "min_lstm",
     "mlp",
     "mogrifier_gru",
     "peephole_lstm",
+    "rg_lru",
     "rnn",
+    "slstm",
 ]
 """The names of jaxgru's own cells, for type checkers, which cannot read `CELLS`.
 
