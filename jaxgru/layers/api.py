@@ -122,9 +122,9 @@ def unroll(
     mode alone (`jvp`, `jacfwd`) needs the implementation "autodiff".
 
     Args:
-      layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them, each
-        of which reads the output of the one below. In a `ResidualStack`, each layer above the first
-        also adds its input to its output.
+      layers: one layer's parameters, as from an `init_…` function, or a list of them, each of which
+        reads the output of the one below. In a `ResidualStack`, each layer above the first also
+        adds its input to its output.
       x: the input (B, T, F): rows of the batch, steps, features. It is floating-point, and is
         converted to the dtype of the layer's biases. One sequence may come as (T, F); then neither
         the results nor any other argument has the axis B. There may also be several batch axes, as
