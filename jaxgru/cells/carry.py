@@ -12,9 +12,12 @@ from jaxtyping import Array, Float
 
 from jaxgru.printing import shown, type_name
 
-AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
-Tree: TypeAlias = Any  # a pytree of arrays; PyTree of jaxtyping is unknown to type checkers
-Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
+AnyArray: TypeAlias = Array | np.ndarray
+"""An array of JAX's or of NumPy's, such as tokens."""
+Tree: TypeAlias = Any  # PyTree of jaxtyping is unknown to type checkers
+"""A pytree of arrays: an array, or tuples, dicts and structs of arrays. Type checkers take all."""
+Size: TypeAlias = Any
+"""The size of an axis: an int, or a symbolic size within `jax.export`."""
 Hidden: TypeAlias = Float[Array, "B H"]
 Carry: TypeAlias = Hidden | tuple[Any, ...]
 C = TypeVar("C", bound=Array | tuple[Any, ...])

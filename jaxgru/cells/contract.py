@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -216,6 +216,24 @@ def stepper(
 
 Init: TypeAlias = Callable[..., AnyCell]
 """(key, in_features, hidden_dim, *, dtype, and the cell's options) → initial parameters."""
+CellName: TypeAlias = Literal[
+    "coupled_lstm",
+    "gru",
+    "lstm",
+    "min_gru",
+    "min_lstm",
+    "mlp",
+    "mogrifier_gru",
+    "peephole_lstm",
+    "rg_lru",
+    "rnn",
+    "slstm",
+]
+"""The names of jaxgru's own cells, for type checkers, which cannot read `CELLS`.
+
+They read `Literal[…] | str` as `str`, so a misspelled name would pass. So they take a cell of your
+own as the function that draws it, or as `CELLS[name]` if its name is known only at run time.
+"""
 F = TypeVar("F", bound=Any)
 
 CELLS: dict[str, Init] = {}

@@ -142,6 +142,12 @@ def init_gru(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_gru(jax.random.key(0), in_features=3, hidden_dim=4, reset_gate="before")
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     check_flags(second_bias=second_bias, layer_norm=layer_norm)
     options: dict[str, Any] = dict(

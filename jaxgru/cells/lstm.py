@@ -130,6 +130,12 @@ def init_lstm(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_lstm(jax.random.key(0), in_features=3, hidden_dim=4)
+      y, (h, c) = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     check_flags(layer_norm=layer_norm)
     options: dict[str, Any] = dict(

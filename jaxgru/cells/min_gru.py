@@ -65,6 +65,12 @@ def init_min_gru(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_min_gru(jax.random.key(0), in_features=3, hidden_dim=4)
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     W, _, b = initializers(
         in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init

@@ -58,6 +58,12 @@ def init_min_lstm(
     W and b are uniform in ±1/√E, as in PyTorch's `nn.Linear`, which the paper uses.
 
     Arguments and errors are those of `init_min_gru`.
+
+    Example:
+      ```python
+      layer = jaxgru.init_min_lstm(jax.random.key(0), in_features=3, hidden_dim=4)
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     W, _, b = initializers(
         in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init

@@ -96,6 +96,12 @@ def init_mlp(
     """Draw the initial parameters of an MLP layer that sees K = `context_length` inputs.
 
     W and b are uniform in ±1/√(K·E), as of an `nn.Linear` of K concatenated inputs.
+
+    Example:
+      ```python
+      layer = jaxgru.cells.init_mlp(jax.random.key(0), 3, 4, context_length=2)
+      y, (h, last_inputs) = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     K = context_length
     W, _, b = initializers(K * in_features, hidden_dim, dtype, "pytorch")

@@ -105,6 +105,12 @@ def init_mogrifier_gru(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_mogrifier_gru(jax.random.key(0), 3, 4, num_rounds=4, rank=2)
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     E, H = in_features, hidden_dim
     check_whole("num_rounds", num_rounds, least=2)

@@ -110,6 +110,12 @@ def init_peephole_lstm(
     """Draw the initial parameters of an LSTM layer with peepholes, which begin as zeros.
 
     Arguments and errors are those of `init_lstm`.
+
+    Example:
+      ```python
+      layer = jaxgru.init_peephole_lstm(jax.random.key(0), in_features=3, hidden_dim=4)
+      y, (h, c) = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     weights = lstm_weights(
         key, in_features, hidden_dim, dtype, bias_init,
@@ -141,6 +147,12 @@ def init_coupled_lstm(
 
     Args:
       peepholes: the gates i and o see c; p begins as zeros.
+
+    Example:
+      ```python
+      layer = jaxgru.init_coupled_lstm(jax.random.key(0), in_features=3, hidden_dim=4)
+      y, (h, c) = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     check_flags(peepholes=peepholes)
     weights = lstm_weights(

@@ -107,6 +107,12 @@ def init_rg_lru(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_rg_lru(jax.random.key(0), in_features=3, hidden_dim=4, num_blocks=2)
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     P, W, _ = initializers(
         in_features,

@@ -79,6 +79,12 @@ def init_rnn(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_rnn(jax.random.key(0), in_features=3, hidden_dim=4, activation="relu")
+      y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     W, U, b = initializers(
         in_features, hidden_dim, dtype, init_scheme, kernel_init, recurrent_kernel_init, bias_init

@@ -111,6 +111,12 @@ def init_slstm(
     Raises:
       ValueError: an argument is not as described above, or two do not go together; the message says
         which and what would be right.
+
+    Example:
+      ```python
+      layer = jaxgru.init_slstm(jax.random.key(0), in_features=3, hidden_dim=4, num_blocks=2)
+      y, (h, c, n, m) = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
+      ```
     """
     if kernel_init is None:
         kernel_init = variance_scaling(2 / 5, "fan_in", "normal")

@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "train a model, train it further, or resume a run",
     "sample": "generate text with a trained model",
     "evaluate": "measure a model's loss, with and without its state",
-    "convert": "convert runs, .safetensors, .onnx and .pth files",
+    "convert": "write a run or a model file in another format",
     "models": "list the models: size, loss, and what each is for",
     "corpus": "find a corpus, verify it and write it to a file",
     "playground": "show in the browser what a model's state is for",

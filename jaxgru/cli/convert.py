@@ -1,4 +1,4 @@
-"""Convert a run or a whole model into a .safetensors file, an .onnx file or the study's .pth."""
+"""Convert a run or a whole model into a file of another format, which its suffix says."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _field_option(
     allowed = choices(section, field)
     names = ", ".join(allowed)
     is_long = len(names) > 60  # for the line of an option
-    help = field.metadata["help"]
+    help = section.help_of(field)
     if is_long and allowed[0] not in help:
         help += f": {names}"
     help += f" (default: {shlex.quote(printable(typed(default)))})"

@@ -10,22 +10,94 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.contract import AnyCell
+from jaxgru.cells.carry import AnyArray, C, Size, Tree
+from jaxgru.cells.contract import AnyCell, Cell
 from jaxgru.cells.products import Lookup, look_up
 from jaxgru.errors import check_flags, check_one_of, check_whole
 from jaxgru.layers import validate
 from jaxgru.layers.direction import Start, run_direction, start_of, zero_carries
 from jaxgru.layers.dropout import Dropouts, checked, in_two_directions
-from jaxgru.layers.implementations import IMPLEMENTATIONS, forward_mode_explained, plus_input
+from jaxgru.layers.implementations import (
+    IMPLEMENTATIONS,
+    Implementation,
+    forward_mode_explained,
+    plus_input,
+)
 from jaxgru.layers.sequences import Arguments, Options, Sequences, enter
-from jaxgru.layers.stack import Layers
+from jaxgru.layers.stack import Layers, ResidualStack
+
+# Overloads tell type checkers what comes back: of one layer, its cell's carry.
+Layered: TypeAlias = ResidualStack | Sequence[AnyCell]
+CarryOfStack: TypeAlias = tuple[Any, ...]
+CarryOfPair: TypeAlias = tuple[Any, Any]
+
+
+class Keywords(TypedDict, total=False):
+    """The keywords of `unroll` and `bidirectional` that do not change how many values return."""
+
+    reset: AnyArray | None
+    lengths: AnyArray | None
+    mask: AnyArray | None
+    reset_carry: Tree
+    time_major: bool
+    dropout: Dropouts
+    remat: bool
+    implementation: Implementation
+
+
+@overload
+def unroll(
+    layers: Cell[C],
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    reverse: bool = False,
+    return_carries: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, C]: ...
+
+
+@overload
+def unroll(
+    layers: Cell[C],
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    reverse: bool = False,
+    return_carries: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, C, C]: ...
+
+
+@overload
+def unroll(
+    layers: Layered,
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    reverse: bool = False,
+    return_carries: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, CarryOfStack]: ...
+
+
+@overload
+def unroll(
+    layers: Layered,
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    reverse: bool = False,
+    return_carries: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, CarryOfStack, CarryOfStack]: ...
 
 
 def unroll(
@@ -42,7 +114,7 @@ def unroll(
     return_carries: bool = False,
     dropout: Dropouts = None,
     remat: bool = False,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
 ) -> tuple[Tree, ...]:
     """Run a recurrent layer, or a stack of layers, over a batch of sequences.
 
@@ -50,9 +122,9 @@ def unroll(
     mode alone (`jvp`, `jacfwd`) needs the implementation "autodiff".
 
     Args:
-      layers: one layer's parameters (`init_gru`, `init_lstm`, `init_rnn`), or a list of them, each
-        of which reads the output of the one below. In a `ResidualStack`, each layer above the first
-        also adds its input to its output.
+      layers: one layer's parameters, as from an `init_…` function, or a list of them, each of which
+        reads the output of the one below. In a `ResidualStack`, each layer above the first also
+        adds its input to its output.
       x: the input (B, T, F): rows of the batch, steps, features. It is floating-point, and is
         converted to the dtype of the layer's biases. One sequence may come as (T, F); then neither
         the results nor any other argument has the axis B. There may also be several batch axes, as
@@ -83,8 +155,7 @@ def unroll(
       dropout: a `Dropout`, for training; for several sites, a tuple of them with different keys.
       remat: for the gradient, keep only the carries between about √T segments of the sequence, and
         compute each segment again when it is needed: less memory, one more forward pass.
-      implementation: "auto", "scan", "autodiff" or "wavefront"; see `IMPLEMENTATIONS` in
-        `jaxgru.layers.implementations`.
+      implementation: who computes; see `Implementation` in `jaxgru.layers.implementations`.
 
     Returns:
       (y, carry): y (B, T, H), the last layer's h after every step, and the carry after the last
@@ -95,6 +166,14 @@ def unroll(
         `lengths` and `mask` are both given; a length is not in 0 … T (traced ones are clipped to
         it); the implementation or the dropout is unknown; or the cell cannot apply the dropout.
       TypeError: forward mode needs the implementation "autodiff".
+
+    Example:
+      ```python
+      layer = jaxgru.init_gru(jax.random.key(0), in_features=3, hidden_dim=4)
+      x = jnp.ones((2, 5, 3))
+      y, carry = jaxgru.unroll(layer, x)  # y (2, 5, 4), carry (2, 4)
+      y, carry = jaxgru.unroll(layer, x, carry)  # goes on where the first call ended
+      ```
     """
     validate.check_containers(layers, x, carry)
     options = Options(implementation, time_major, return_carries, remat, reverse)
@@ -172,6 +251,30 @@ def _step(options: Options, arguments: Arguments, layers: Layers) -> tuple[Tree,
     return y[0], carry
 
 
+@overload
+def bidirectional(
+    forward: Layers,
+    backward: Layers,
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    return_carries: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, CarryOfPair]: ...
+
+
+@overload
+def bidirectional(
+    forward: Layers,
+    backward: Layers,
+    x: AnyArray | Lookup,
+    carry: Tree = None,
+    *,
+    return_carries: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, CarryOfPair, CarryOfPair]: ...
+
+
 def bidirectional(
     forward: Layers,
     backward: Layers,
@@ -186,7 +289,7 @@ def bidirectional(
     return_carries: bool = False,
     dropout: Dropouts = None,
     remat: bool = False,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
 ) -> tuple[Tree, ...]:
     """Run layers in both directions, as `torch.nn.GRU(bidirectional=True)` does.
 
@@ -213,6 +316,13 @@ def bidirectional(
       ValueError: as `unroll`; the lists have different lengths, only one direction is a list, or
         only one is residual; or `carry` or `reset_carry` is not a pair.
       TypeError: as `unroll`.
+
+    Example:
+      ```python
+      pair = jaxgru.init_stack("lstm", jax.random.key(0), 3, 4, num_layers=2, bidirectional=True)
+      y, carry = jaxgru.bidirectional(*pair, jnp.ones((2, 5, 3)))  # y (2, 5, 4 + 4)
+      of_forward, of_backward = carry
+      ```
     """
     options = Options(implementation, time_major, return_carries, remat)
     arguments = Arguments(validate.as_input(x), carry, reset, lengths, mask, reset_carry, dropout)
@@ -314,6 +424,32 @@ def _pair(pair: Tree, name: str) -> Sequence[Tree]:
     return pair
 
 
+@overload
+def step(
+    layers: Cell[C],
+    x: AnyArray,
+    carry: Tree,
+    *,
+    reset: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    reset_carry: Tree = None,
+    implementation: Implementation = "scan",
+) -> tuple[Array, C]: ...
+
+
+@overload
+def step(
+    layers: Layered,
+    x: AnyArray,
+    carry: Tree,
+    *,
+    reset: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    reset_carry: Tree = None,
+    implementation: Implementation = "scan",
+) -> tuple[Array, CarryOfStack]: ...
+
+
 def step(
     layers: Layers,
     x: Float[AnyArray, "*B F"],
@@ -322,7 +458,7 @@ def step(
     reset: Shaped[AnyArray, "*B"] | None = None,
     mask: Shaped[AnyArray, "*B"] | None = None,
     reset_carry: Tree = None,
-    implementation: str = "scan",
+    implementation: Implementation = "scan",
 ) -> tuple[Float[Array, "*B H"], Tree]:
     """Compute one step on an input without a time axis, e.g. for a policy that acts.
 
@@ -344,6 +480,13 @@ def step(
       ValueError: the shape or dtype of an argument does not fit, the carry is None, or the
         implementation is unknown.
       TypeError: as `unroll`.
+
+    Example:
+      ```python
+      layer = jaxgru.init_gru(jax.random.key(0), in_features=3, hidden_dim=4)
+      carry = jaxgru.initial_carry(layer, batch_size=2)
+      h, carry = jaxgru.step(layer, jnp.ones((2, 3)), carry)  # h (2, 4)
+      ```
     """
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
@@ -359,6 +502,14 @@ def step(
     return y, next_carry
 
 
+@overload
+def initial_carry(layers: Cell[C], batch_size: Size | tuple[Size, ...]) -> C: ...
+
+
+@overload
+def initial_carry(layers: Layered, batch_size: Size | tuple[Size, ...]) -> CarryOfStack: ...
+
+
 def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:
     """Return the carry before the first step, in the dtype of the layer's biases.
 
@@ -371,6 +522,13 @@ def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:
     Raises:
       ValueError: `layers` is not a layer or a list of layers; or the batch size is not a whole
         number from 0 to 2³¹ − 1.
+
+    Example:
+      ```python
+      layers = jaxgru.init_stack("lstm", jax.random.key(0), 3, 4, num_layers=2)
+      first, second = jaxgru.initial_carry(layers, batch_size=2)
+      first.h, first.c  # (2, 4) each
+      ```
     """
     batch = batch_size if isinstance(batch_size, tuple) else (batch_size,)
     for size in batch:

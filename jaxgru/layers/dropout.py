@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,10 @@ Scale: TypeAlias = float | Float[Array, ""]
 ThresholdAndScale: TypeAlias = tuple[Threshold, Scale | None]
 Rate: TypeAlias = float | Float[Array, ""]
 
-SITES = ("input", "state", "between", "output")
-KINDS = ("each_step", "variational", "zoneout")
+Site: TypeAlias = Literal["input", "state", "between", "output"]
+Kind: TypeAlias = Literal["each_step", "variational", "zoneout"]
+SITES: tuple[Site, ...] = get_args(Site)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -70,8 +72,8 @@ class Dropout:
 
     key: PRNGKeyArray | Seeds | None
     rate: Rate | tuple[Rate, ...]
-    site: str
-    kind: str = "each_step"
+    site: Site
+    kind: Kind = "each_step"
     first_row: int | Int[Array, "*B"] = 0
     first_step: int | Int[Array, ""] = 0
 
@@ -121,7 +123,8 @@ export.register_pytree_node_serialization(
     deserialize_auxdata=_structure_from_text,
 )
 
-Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None  # what `dropout=` takes
+Dropouts: TypeAlias = Dropout | Sequence[Dropout | None] | None
+"""What `dropout=` takes: one `Dropout`; for several sites, a sequence of them; or None."""
 
 
 def each(dropout: Dropouts) -> list[Dropout]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from jaxgru.layers.over_time import advance, over_time
 from jaxgru.layers.validate import check_features, check_layers, check_stack
 from jaxgru.printing import type_name
 
-IMPLEMENTATIONS = ("auto", "scan", "autodiff", "wavefront")
+Implementation: TypeAlias = Literal["auto", "scan", "autodiff", "wavefront"]
 """How layers can be computed. "scan" has a gradient of jaxgru's own, by hand or derived. "autodiff"
 has JAX's, which forward mode needs. "wavefront" (`wavefront.py`) computes the layers of a stack at
 the same time, for GPUs. It falls back to "scan" if it does not support the layers, and for resets,
@@ -45,15 +45,17 @@ is "scan", but a step without a gradient by hand is differentiated by JAX where 
 `taps_are_faster` in `jaxgru.layers.derived`. It is not "wavefront": on the one GPU tried, that made
 GRUs faster, an LSTM slower."""
 
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+
 
 class StackOptions(NamedTuple):
-    """How a stack is computed: by which of IMPLEMENTATIONS, and what it returns.
+    """How a stack is computed: by which `Implementation`, and what it returns.
 
     return_carries: also the carry of every step. is_residual: each layer above the first adds its
     input to its output.
     """
 
-    implementation: str = "auto"
+    implementation: Implementation = "auto"
     return_carries: bool = False
     is_residual: bool = False
 
@@ -135,7 +137,7 @@ def unroll_layer(
     carry: Carry,
     x: Array | Lookup,
     masks: StepMasks = NO_MASKS,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
     return_carries: bool = False,
 ) -> tuple[Tree, Carry]:
     """Compute one layer over time; it equals `unroll_autodiff` up to rounding.
@@ -145,7 +147,7 @@ def unroll_layer(
       carry: the state before the first step.
       x: the layer's input (T, B, E).
       masks: dropout, zoneout, resets and padding.
-      implementation: one of IMPLEMENTATIONS; for a single layer, "wavefront" is "scan".
+      implementation: for a single layer, "wavefront" is "scan".
       return_carries: return the whole carry of every step, not only h.
 
     Returns:

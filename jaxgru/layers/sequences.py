@@ -17,13 +17,14 @@ from jaxgru.cells.products import Lookup, looks_up_first, map_steps
 from jaxgru.cells.promotion import vary_alike
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.sharding import on_mesh, sharded_by_xla
 
 
 class Options(NamedTuple):
     """How layers are computed; see `unroll`."""
 
-    implementation: str
+    implementation: Implementation
     time_major: bool = True
     return_carries: bool = False
     remat: bool = False

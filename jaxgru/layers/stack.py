@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import jax
 from jaxtyping import PRNGKeyArray
 
 from jaxgru.cells.carry import Tree
-from jaxgru.cells.contract import CELLS, AnyCell, Init, sizes
+from jaxgru.cells.contract import CELLS, AnyCell, CellName, Init, sizes
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_whole
 from jaxgru.printing import shown
@@ -28,7 +28,65 @@ class ResidualStack:
 
 
 Layers: TypeAlias = AnyCell | ResidualStack | Sequence[AnyCell]
-"""What users call with: one layer or a stack of layers."""
+"""What users call with: one layer, or a stack of layers: a list, a tuple or a `ResidualStack`."""
+
+Stack: TypeAlias = tuple[AnyCell, ...]
+
+
+@overload
+def init_stack(
+    cell: CellName | Init,
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    *,
+    bidirectional: Literal[False] = False,
+    residual: Literal[False] = False,
+    **options: Any,
+) -> Stack: ...
+
+
+@overload
+def init_stack(
+    cell: CellName | Init,
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    *,
+    bidirectional: Literal[True],
+    residual: Literal[False] = False,
+    **options: Any,
+) -> tuple[Stack, Stack]: ...
+
+
+@overload
+def init_stack(
+    cell: CellName | Init,
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    *,
+    bidirectional: Literal[False] = False,
+    residual: Literal[True],
+    **options: Any,
+) -> ResidualStack: ...
+
+
+@overload
+def init_stack(
+    cell: CellName | Init,
+    key: PRNGKeyArray,
+    in_features: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    *,
+    bidirectional: Literal[True],
+    residual: Literal[True],
+    **options: Any,
+) -> tuple[ResidualStack, ResidualStack]: ...
 
 
 def init_stack(
@@ -41,12 +99,12 @@ def init_stack(
     bidirectional: bool = False,
     residual: bool = False,
     **options: Any,
-) -> Tree:
+) -> Stack | ResidualStack | tuple[Stack, Stack] | tuple[ResidualStack, ResidualStack]:
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
-      cell: "gru", "lstm", "rnn" or another of `jaxgru.cells.CELLS`; or a function with the
-        arguments of `init_gru`.
+      cell: a name in `jaxgru.cells.CELLS`; or a function with the arguments of `init_gru`. Type
+        checkers know the names of jaxgru's own cells, and take another cell as its function.
       in_features: the size of the input at a step.
       hidden_dim: H, the size of the state of each layer, in each direction.
       bidirectional: draw layers for two directions, each of which reads the outputs of both.
@@ -60,6 +118,12 @@ def init_stack(
     Raises:
       ValueError: the cell is unknown; the number of layers is not a positive whole number; a flag
         is not a bool; or `init_gru` (or the other function) refuses an argument.
+
+    Example:
+      ```python
+      layers = jaxgru.init_stack("gru", jax.random.key(0), 3, 4, num_layers=2, reset_gate="before")
+      y, (first, second) = jaxgru.unroll(layers, jnp.ones((2, 5, 3)))  # y (2, 5, 4)
+      ```
     """
     check_flags(bidirectional=bidirectional, residual=residual)
     init = CELLS.get(cell) if isinstance(cell, str) else cell

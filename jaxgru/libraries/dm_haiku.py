@@ -21,6 +21,7 @@ from jaxtyping import Array
 
 from jaxgru.cells import AnyCell, LSTMCell, LSTMState, ResetBeforeGRUCell
 from jaxgru.cells.carry import AnyArray
+from jaxgru.layers.implementations import Implementation
 from jaxgru.libraries import check_shapes, common
 from jaxgru.libraries.common import Storage, UnknownCell
 
@@ -40,7 +41,7 @@ def dynamic_unroll(
     reverse: bool = False,
     return_all_states: bool = False,
     unroll: int = 1,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
 ) -> tuple[Any, Any]:
     """Compute `hk.dynamic_unroll` of an hk.GRU or hk.LSTM, with a hand-written gradient.
 

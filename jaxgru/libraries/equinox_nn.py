@@ -19,6 +19,7 @@ from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.cells import AnyCell, GRUCell, LSTMCell, sizes
 from jaxgru.cells.carry import AnyArray, hidden
+from jaxgru.layers.implementations import Implementation
 from jaxgru.libraries import LibraryError, common
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name
@@ -37,7 +38,7 @@ def unroll(
     lengths: Integer[AnyArray, "..."] | None = None,
     reverse: bool = False,
     return_states: bool = False,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
 ) -> tuple[Any, ...]:
     """Run a cell over a sequence or a batch of sequences, with a hand-written gradient.
 

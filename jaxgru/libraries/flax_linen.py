@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 
 from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell
 from jaxgru.cells.carry import AnyArray
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.validate import as_array
 from jaxgru.libraries import LibraryError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
@@ -60,7 +61,7 @@ class RNN(nn.RNN):
         reverse: bool | None = None,
         keep_order: bool | None = None,
         reset: Shaped[AnyArray, "..."] | None = None,
-        implementation: str = "auto",
+        implementation: Implementation = "auto",
     ) -> Any:
         """Run over a sequence; all arguments but the last two are those of `nn.RNN`.
 
@@ -135,7 +136,7 @@ class ScannedRNN(nn.Module):
         carry: Any,
         x: tuple[Float[AnyArray, "T B F"], Shaped[AnyArray, "T B"]],
         *,
-        implementation: str = "auto",
+        implementation: Implementation = "auto",
     ) -> tuple[Any, Float[Array, "T B H"]]:
         """Run over a sequence; return the carry after the last step, and the outputs.
 

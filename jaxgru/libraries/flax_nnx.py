@@ -24,6 +24,7 @@ from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gated import ACTIVATIONS
 from jaxgru.layers.dropout import Dropouts, each
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.stack import ResidualStack
 from jaxgru.libraries import LibraryError, common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
@@ -61,7 +62,7 @@ class RNN(nnx.RNN):
         keep_order: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         reset: Shaped[AnyArray, "..."] | None = None,
-        implementation: str = "auto",
+        implementation: Implementation = "auto",
     ) -> Any:
         """Run over a sequence; all arguments but the last two are those of `nnx.RNN`.
 

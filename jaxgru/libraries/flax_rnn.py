@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Integer, Shaped
 from jaxgru.cells import AnyCell, LSTMCell, LSTMState, sizes
 from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.pytrees import for_every_struct, options_of
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.validate import as_flags, in_reading_order, valid_steps
 from jaxgru.libraries import LibraryError, check_shapes, common
 from jaxgru.libraries.common import Storage
@@ -169,7 +170,7 @@ def rnn(
     reverse: bool = False,
     keep_order: bool = False,
     return_carry: bool = True,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
     carry_name: str = "initial_carry",
 ) -> Any:
     """Compute a layer over time as Flax's RNN does: the outputs, or (carry, outputs).

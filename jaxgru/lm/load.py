@@ -96,8 +96,8 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
 
     Args:
       model: a pretrained model's name ("astra_beta"), a run's folder ("runs/astra_alpha/v1", or
-        "runs/astra_alpha" for its newest version), or a .safetensors, .onnx or .pth file. Write
-        "./NAME" for a file or folder that is called like a pretrained model.
+        "runs/astra_alpha" for its newest version), or a file in one of `jaxgru.lm.formats.FORMATS`.
+        Write "./NAME" for a file or folder that is called like a pretrained model.
       epoch: of a run, "best" or "last": the epoch with the lowest validation loss, or the newest
         parameters; None: its result.
 
@@ -113,10 +113,10 @@ def load(model: str | Path, epoch: Which | None = None) -> tuple[Params, Config,
 def save(
     path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""
 ) -> None:
-    """Write a whole model into one file: a .safetensors, an .onnx or the study's .pth.
+    """Write a whole model into one file.
 
     Args:
-      path: its suffix says the format.
+      path: its suffix says the format, one of `jaxgru.lm.formats.FORMATS`.
       text_sha256: of the text that the model was trained on, by which `jaxgru evaluate` knows it;
         "": unknown, unless it is Tiny Shakespeare. A .pth does not hold it.
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
-from jaxgru.cells import AnyCell, Carry, Lookup, hidden, sizes
+from jaxgru.cells import CELLS, AnyCell, Carry, Lookup, hidden, sizes
 from jaxgru.cells.carry import AnyArray, Size
 from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
 from jaxgru.cells.products import embed, matmul, promoted_matmul, round_weights
@@ -28,7 +28,7 @@ from jaxgru.layers.api import initial_carry as carry_of_layers
 from jaxgru.layers.api import step as step_of_layers
 from jaxgru.layers.api import unroll
 from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.implementations import forward_mode_explained
+from jaxgru.layers.implementations import Implementation, forward_mode_explained
 from jaxgru.layers.sharding import sharded_by_xla
 from jaxgru.layers.stack import init_stack
 from jaxgru.layers.validate import as_flags, as_jax
@@ -90,7 +90,7 @@ def init(key: PRNGKeyArray, config: ModelConfig, dtype: DTypeLike = jnp.float32)
     E = config.embedding_dim
     k_embedding, k_layers, k_weight, k_bias = jax.random.split(key, 4)
     layers = init_stack(
-        config.cell,
+        CELLS[config.cell],
         k_layers,
         E,
         config.hidden_dim,
@@ -178,7 +178,7 @@ def apply(
     tokens: Integer[AnyArray, "B T"] | Bool[AnyArray, "B T"],
     carry: ModelCarry | None = None,
     dropout: Dropouts = None,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
     *,
     reset: Shaped[AnyArray, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T V"], ModelCarry]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,45 @@ from jaxgru.printing import shown
 Scalar: TypeAlias = float | Real[Array, ""]
 
 
+class Keywords(TypedDict, total=False):
+    """The keywords of `generate` that do not change how many values it returns."""
+
+    temperature: Scalar
+    top_k: SupportsIndex | None
+    top_p: Scalar | None
+    stateful: bool
+    lengths: AnyArray | None
+    stop: Sequence[SupportsIndex] | AnyArray | None
+    logits_processor: Processor | tuple[Processor, ...]
+    counts: AnyArray | None
+
+
+@overload
+def generate(
+    params: Params,
+    key: Array,
+    prompt: AnyArray,
+    num_tokens: SupportsIndex,
+    carry: ModelCarry | None = None,
+    *,
+    return_logprobs: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, ModelCarry, Array]: ...
+
+
+@overload
+def generate(
+    params: Params,
+    key: Array,
+    prompt: AnyArray,
+    num_tokens: SupportsIndex,
+    carry: ModelCarry | None = None,
+    *,
+    return_logprobs: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> tuple[Array, ModelCarry, Array, Array]: ...
+
+
 def generate(
     params: Params,
     key: PRNGKeyArray | Key[Array, "B"],
@@ -48,7 +87,7 @@ def generate(
     logits_processor: Processor | tuple[Processor, ...] = (),
     counts: Integer[AnyArray, "B V"] | None = None,
     return_logprobs: bool = False,
-) -> Any:
+) -> tuple[Array, ModelCarry, Array] | tuple[Array, ModelCarry, Array, Array]:
     """Read the prompt, starting in the state `carry`; then sample `num_tokens` tokens per row.
 
     One compiled program serves all numbers of tokens that round up to the same power of two.

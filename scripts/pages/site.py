@@ -77,7 +77,7 @@ def _document(cls: griffe.Class) -> None:
     for field in dataclasses.fields(config):
         if "help" in field.metadata:
             cls.members[field.name].value = repr(field.default)
-            lines.append(f"    {field.name}: {field.metadata['help']}.")
+            lines.append(f"    {field.name}: {config.help_of(field)}.")
     if lines and cls.docstring:
         cls.docstring.value += "\n\nAttributes:\n" + "\n".join(lines)
 

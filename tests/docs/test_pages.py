@@ -1,9 +1,12 @@
 """The pages of the documentation: their code prints what they show, and they leave nothing out."""
 
+import inspect
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import get_args
 
 import jax
 import nbformat
@@ -14,6 +17,8 @@ from matplotlib import pyplot
 import jaxgru
 from bench import benchmark_page
 from bench.benchmark_records import Benchmarks
+from jaxgru import cells
+from jaxgru.cells.contract import CellName
 from jaxgru.layers.implementations import IMPLEMENTATIONS
 from jaxgru.lm.evaluation import stream_nll, window_nll
 from pages import notebooks
@@ -145,6 +150,18 @@ def test_the_notebooks_are_what_their_pages_make(page):
     for block in CODE.finditer(page.read_text()):
         code = block["code"].strip()
         assert code in codes or code in folded
+
+
+FUNCTIONS = [jaxgru.unroll, jaxgru.bidirectional, jaxgru.step, jaxgru.initial_carry]
+FUNCTIONS += [jaxgru.init_stack, *(getattr(cells, f"init_{name}") for name in get_args(CellName))]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_the_example_in_a_docstring_runs(function):
+    section = inspect.getdoc(function).partition("\nExample:\n")[2]
+    [code] = re.findall(r"```python\n(.+?)```", section, re.DOTALL)
+    assert f"{function.__name__}(" in code
+    exec(textwrap.dedent(code), dict(jax=jax, jnp=jax.numpy, jaxgru=jaxgru))
 
 
 class TestTheSite:

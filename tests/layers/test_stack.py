@@ -1,11 +1,14 @@
 """A stack drawn in one call, and what is printed of layers."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxgru
+from jaxgru.cells.contract import CELLS, CellName
 from jaxgru.printing import shown
 
 KEY = jax.random.key(0)
@@ -23,6 +26,12 @@ def test_a_stack_fits_together(cell):
     assert y.shape == (2, 5, 8)
     matrices = [leaf for leaf in jax.tree.leaves(pair) if leaf.ndim == 2]
     assert len({leaf.tobytes() for leaf in map(jax.device_get, matrices)}) == len(matrices)
+
+
+def test_type_checkers_know_the_names_of_all_cells():
+    """A new cell's name is to be added to `CellName`."""
+    ours = {name for name, init in CELLS.items() if init.__module__.startswith("jaxgru.")}
+    assert ours == set(get_args(CellName))
 
 
 def test_a_stack_of_projected_layers_fits_together():

@@ -12,13 +12,14 @@ import pytest
 import tomli_w
 
 import jaxgru
-from jaxgru.cells import CELLS
+from jaxgru.cells import CELLS, register
 from jaxgru.cells.contract import options_of_cell
 from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.lm import config as configs
 from jaxgru.lm.config import Config, ConfigError, DataConfig, ModelConfig, TrainingConfig
+from jaxgru.lm.config.fields import choices, field_types
 from jaxgru.lm.config.reading import config_dir, config_names, from_dict, load_config, to_dict
-from jaxgru.lm.config.sections import dotted_names
+from jaxgru.lm.config.sections import SECTIONS, dotted_names
 from jaxgru.lm.runs.folders import RunInfo
 from jaxgru.lm.runs.reports import published_losses
 from study.study_records import PublishedResults, load_published
@@ -152,26 +153,27 @@ REFUSED = [
      "training.between_dropout training.output_dropout training.weight_drop training.ema_decay "
      "training.reset_probability training.beta1 training.beta2 data.validation_fraction"),
     ("0 -1e-3 inf nan fast", "training.learning_rate training.epsilon training.max_grad_norm"),
-    ("1 yes", "model.second_bias model.layer_norm model.final_norm model.tied_embedding "
-     "training.random_offset training.decay_biases training.shard_parameters training.remat "
-     "training.keep_epochs training.tensorboard"),
-    ("never Scan GRU", "model.cell model.reset_gate model.activation model.init_scheme "
-     "data.tokenizer data.batches data.encoding data.line_ends training.schedule "
-     "training.compute_dtype training.implementation"),
     # too much, or not for this model
     (f"{2**31}", "model.vocab_size training.warmup_steps"), ("1024", "model.num_layers"),
     ("1024 7", "model.context_length"), ("1 2.5 4", "model.num_rounds"), ("3", "model.rank"),
     ("3", "model.num_blocks"), ("7", "model.proj_size"), ("true", "model.tied_embedding"),
     ("0 1 0.5", "training.plateau_factor"), ("2", "training.plateau_patience"),
-    ("-0.01 inf", "training.weight_decay"), ("hex", "data.encoding"),
+    ("-0.01 inf", "training.weight_decay"), ("hex never Scan GRU", "data.encoding"),
     ("9" * 5000, "training.epochs"), ("1" + "0" * 400, "training.learning_rate"),
     (f"{2**32}", "training.seed"),
 ]  # fmt: skip
-"""Values, and the fields that refuse each of them."""
+"""Values, and the fields that refuse each of them; flags and names are found by their types."""
 BAD_VALUES: dict[str, list[str]] = {}
 for bad, names in REFUSED:
     for name in names.split():
         BAD_VALUES.setdefault(name, [""]).extend(bad.split())
+for section, cls in SECTIONS.items():
+    for field in dataclasses.fields(cls):
+        if field_types(cls)[field.name] is bool:
+            BAD_VALUES.setdefault(f"{section}.{field.name}", [""]).extend(["1", "yes"])
+        elif choices(cls, field):
+            names = BAD_VALUES.setdefault(f"{section}.{field.name}", [""])
+            names.extend(["never", "Scan", "GRU"])
 
 
 class TestRefusals:
@@ -293,3 +295,15 @@ class TestRefusals:
         (tmp_path / "bad.toml").write_bytes(data)
         with pytest.raises(ConfigError, match=r"bad\.toml is not a TOML file"):
             load_config(tmp_path / "bad.toml")
+
+
+def test_the_help_of_an_option_names_the_cells_that_have_it():
+    """A new cell's options are documented without another line."""
+
+    @register
+    def init_of_ranks(key, in_features, hidden_dim, *, rank=1, dtype="float32"):
+        raise NotImplementedError
+
+    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
+    assert ModelConfig.help_of(fields["rank"]).startswith("mogrifier_gru, of_ranks: rank of ")
+    assert ModelConfig.help_of(fields["num_layers"]) == "stacked layers"

@@ -78,6 +78,11 @@ class Section:
             value = _as_field(type(self), field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
+    @classmethod
+    def help_of(cls, field: dataclasses.Field[Any]) -> str:
+        """Return what a field is for."""
+        return field.metadata["help"]
+
 
 def choices(section: type[Section], field: dataclasses.Field[Any]) -> list[str]:
     """Return the strings that a field can be, if they are few."""

@@ -15,7 +15,8 @@ import jax
 from jaxgru.cells import CELLS, AnyCell, sizes
 from jaxgru.cells.contract import Init, options_of_cell
 from jaxgru.errors import UserError
-from jaxgru.layers.implementations import IMPLEMENTATIONS
+from jaxgru.layers.dropout import SITES, Site
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.weight_drop import has_recurrent_weights
 from jaxgru.lm.config.fields import (
     ConfigError,
@@ -61,30 +62,27 @@ class ModelConfig(Section):
     embedding_dim: int = from_one(64, "size of an embedding", below=2**20)
     hidden_dim: int = from_one(128, "size of a layer's hidden state", below=2**20)
     num_layers: int = from_one(1, "stacked layers", below=2**10)
-    context_length: int = from_zero("mlp: how many tokens it sees; other cells: 0", below=2**10)
-    num_rounds: int = recipe(5, "mogrifier_gru: how often input and state are gated", at_least=2)
-    rank: int = from_zero("mogrifier_gru: rank of the products that gate; 0: hidden_dim / 8")
+    context_length: int = from_zero("how many tokens it sees; other cells: 0", below=2**10)
+    num_rounds: int = recipe(5, "how often input and state are gated", at_least=2)
+    rank: int = from_zero("rank of the products that gate; 0: hidden_dim / 8")
     num_blocks: int = from_one(
         1,
-        "GRU, LSTM, sLSTM: diagonal blocks of the recurrent weights; rg_lru: of its gates'; "
-        "a divisor of hidden_dim",
+        "diagonal blocks of the weights of the state (rg_lru: of its gates'), a divisor of "
+        "hidden_dim",
     )
-    proj_size: int = from_zero("LSTM: size of a layer's output, a projection of h; 0: none")
-    layer_norm: bool = recipe(False, "GRU and LSTM: layer normalisation within the cell")
+    proj_size: int = from_zero("size of a layer's output, a projection of h; 0: none")
+    layer_norm: bool = recipe(False, "layer normalisation within the cell")
     second_bias: bool = recipe(
-        False, "GRU: second biases for z and r, as torch.nn.GRU and the study have them"
+        False, "second biases for z and r, as torch.nn.GRU and the study have them"
     )
     reset_gate: Literal["before", "after"] = recipe(
         "after",
-        "GRU: apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
+        "apply the reset gate after the candidate's matrix product (torch.nn.GRU), or before",
     )
-    activation: Literal["tanh", "relu"] = recipe(
-        "tanh", "gru, lstm, rnn: the function that is tanh by default"
-    )
+    activation: Literal["tanh", "relu"] = recipe("tanh", "the function that is tanh by default")
     init_scheme: Literal["orthogonal", "pytorch"] = recipe(
         "orthogonal",
-        "of cells with recurrent weights: orthogonal, as Flax's; or uniform, as torch.nn.Linear's "
-        "and the study's",
+        "orthogonal recurrent weights, as Flax's; or uniform, as torch.nn.Linear's and the study's",
     )
     final_norm: bool = recipe(False, "LayerNorm on the last layer's output, before the head")
     tied_embedding: bool = recipe(
@@ -102,6 +100,13 @@ class ModelConfig(Section):
             raise ConfigError(f"model.{error}") from None
         if self.tied_embedding:
             self._check_tied_embedding(layer)
+
+    @classmethod
+    def help_of(cls, field: dataclasses.Field[Any]) -> str:
+        """Return what a field is for, after the cells that have the option, if not all do."""
+        cells = [cell for cell in CELLS if field.name in _fields_of_cell(cell)]
+        text = super().help_of(field)
+        return f"{', '.join(cells)}: {text}" if cells else text
 
     def _check_foreign_options(self) -> None:
         """Raise ConfigError where an option is set that only other cells have."""
@@ -305,10 +310,8 @@ class TrainingConfig(Section):
     compute_dtype: Literal["float32", "bfloat16"] = recipe(
         "float32", "type of the operands of matrix products; all else is float32"
     )
-    implementation: str = placement(
-        "auto",
-        "what computes the layers; wavefront: stacks, on GPUs",
-        registry=IMPLEMENTATIONS,
+    implementation: Implementation = placement(
+        "auto", "what computes the layers; wavefront: stacks, on GPUs"
     )
     remat: bool = placement(
         False, "recompute a sequence's √T segments for the gradient: less memory, more time"
@@ -331,10 +334,9 @@ class TrainingConfig(Section):
     )
 
     @property
-    def dropouts(self) -> dict[str, float]:
+    def dropouts(self) -> dict[Site, float]:
         """The probability of dropping a unit at each site where some are dropped."""
-        sites = "input", "state", "between", "output"
-        rates = {site: getattr(self, f"{site}_dropout") for site in sites}
+        rates = {site: getattr(self, f"{site}_dropout") for site in SITES}
         return {site: rate for site, rate in rates.items() if rate}
 
     @property

@@ -19,6 +19,7 @@ from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_insid
 from jaxgru.cells.pytrees import struct
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
+from jaxgru.layers.implementations import Implementation
 from jaxgru.layers.remat import in_segments
 from jaxgru.layers.weight_drop import drop_weights
 from jaxgru.lm.config import ModelConfig, TrainingConfig
@@ -103,7 +104,7 @@ def loss_fn(
     dropout: Dropouts = None,
     remat: bool = False,
     carry: ModelCarry | None = None,
-    implementation: str = "auto",
+    implementation: Implementation = "auto",
     separator_token: int | None = None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute the mean cross-entropy of a batch, nats per token, and the state after it.
@@ -140,7 +141,7 @@ def _loss_in_segments(
     params: Params,
     batch: _Batch,
     dropout: Dropouts,
-    implementation: str,
+    implementation: Implementation,
     separator_token: int | None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute `loss_fn` `in_segments`, each of which also draws its dropout anew."""

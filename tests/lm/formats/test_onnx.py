@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -21,7 +22,7 @@ from jaxgru.cells import CELLS, Cell, struct
 from jaxgru.cells.contract import options_of_cell
 from jaxgru.libraries import LibraryError
 from jaxgru.lm import Config, ModelConfig, load, load_config
-from jaxgru.lm.config.fields import ConfigError
+from jaxgru.lm.config.fields import ConfigError, choices, field_types
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.files import ModelFileError
@@ -163,19 +164,25 @@ def test_metadata_are_those_of_a_safetensors_file(saved, tmp_path):
     assert find_model(saved).text_sha256() == expected["text_sha256"] == TINY_SHAKESPEARE_SHA256
 
 
-VALUES = dict(
-    context_length=[2], rank=[2], num_blocks=[1, 2], proj_size=[0, 3], layer_norm=[False, True],
-    second_bias=[False, True], reset_gate=["before", "after"], activation=["tanh", "relu"],
-)  # fmt: skip
-"""Of each option that decides how a layer computes, values to try."""
+NUMBERS = dict(context_length=[2], rank=[2], num_blocks=[1, 2], proj_size=[0, 3])
+"""Of options that are numbers, values to try."""
+
+
+def values_to_try(field):
+    """Values of an option: both flags, every name, or some numbers."""
+    if field_types(ModelConfig)[field.name] is bool:
+        return [False, True]
+    return choices(ModelConfig, field) or NUMBERS.get(field.name, [field.default])
 
 
 def every_option(cell):
-    """The models of a cell with all options that go together."""
-    fields = [name for name in VALUES if name in options_of_cell(cell)]
-    for values in itertools.product(*map(VALUES.get, fields)):
+    """The models of a cell with all options that go together and decide how it computes."""
+    options = set(options_of_cell(cell)) - {"init_scheme"}
+    fields = [field for field in dataclasses.fields(ModelConfig) if field.name in options]
+    names = [field.name for field in fields]
+    for values in itertools.product(*map(values_to_try, fields)):
         with contextlib.suppress(ConfigError):
-            yield ModelConfig(cell, **SIZES, **dict(zip(fields, values, strict=True)))
+            yield ModelConfig(cell, **SIZES, **dict(zip(names, values, strict=True)))
 
 
 @pytest.mark.parametrize("cell", CELLS)
