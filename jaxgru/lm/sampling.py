@@ -169,7 +169,7 @@ def generate(
     )
     inputs = _Inputs(params, key, prompt, carry, temperature, top_p, lengths, stop_tokens, counts)
     sampled, carry, key = _compute(num_tokens, options, inputs)
-    if return_logprobs:
+    if sampled.logprob is not None:
         return sampled.token, carry, key, sampled.logprob
     return sampled.token, carry, key
 

@@ -336,7 +336,7 @@ class TrainingConfig(Section):
     @property
     def dropouts(self) -> dict[Site, float]:
         """The probability of dropping a unit at each site where some are dropped."""
-        rates = {site: getattr(self, f"{site}_dropout") for site in SITES}
+        rates: dict[Site, float] = {site: getattr(self, f"{site}_dropout") for site in SITES}
         return {site: rate for site, rate in rates.items() if rate}
 
     @property

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgru.layers.dropout import Site
 from jaxgru.libraries import import_torch
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
@@ -46,7 +47,7 @@ class _Layout(NamedTuple):
 
     model_class: str
     config: ModelConfig
-    dropout_site: str
+    dropout_site: Site
     sizes: dict[str, str]
     layer: str
     cell: dict[str, str]
