@@ -30,7 +30,7 @@ class ResidualStack:
 Stack: TypeAlias = ResidualStack | Sequence[AnyCell]
 """Several layers, of which each reads the output of the one below."""
 Layers: TypeAlias = AnyCell | Stack
-"""What users call with: one layer, or a stack: a list or a tuple of layers, or a `ResidualStack`."""
+"""What users call with: one layer, or a stack: a list or tuple of layers, or a `ResidualStack`."""
 Cells: TypeAlias = tuple[AnyCell, ...]
 
 
