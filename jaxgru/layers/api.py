@@ -31,12 +31,12 @@ from jaxgru.layers.implementations import (
     plus_input,
 )
 from jaxgru.layers.sequences import Arguments, Options, Sequences, enter
-from jaxgru.layers.stack import Layers, ResidualStack
+from jaxgru.layers.stack import Layers, Stack
 
-# Overloads tell type checkers what comes back: of one layer, its cell's carry.
-Layered: TypeAlias = ResidualStack | Sequence[AnyCell]
-CarryOfStack: TypeAlias = tuple[Any, ...]
-CarryOfPair: TypeAlias = tuple[Any, Any]
+# The overloads tell type checkers what comes back. The carry of one layer is its cell's; the
+# entries of a tuple of carries may differ, so their types are left open.
+StackCarry: TypeAlias = tuple[Any, ...]
+PairOfCarries: TypeAlias = tuple[Any, Any]
 
 
 class Keywords(TypedDict, total=False):
@@ -78,26 +78,26 @@ def unroll(
 
 @overload
 def unroll(
-    layers: Layered,
+    layers: Stack,
     x: AnyArray | Lookup,
     carry: Tree = None,
     *,
     reverse: bool = False,
     return_carries: Literal[False] = False,
     **keywords: Unpack[Keywords],
-) -> tuple[Array, CarryOfStack]: ...
+) -> tuple[Array, StackCarry]: ...
 
 
 @overload
 def unroll(
-    layers: Layered,
+    layers: Stack,
     x: AnyArray | Lookup,
     carry: Tree = None,
     *,
     reverse: bool = False,
     return_carries: Literal[True],
     **keywords: Unpack[Keywords],
-) -> tuple[Array, CarryOfStack, CarryOfStack]: ...
+) -> tuple[Array, StackCarry, StackCarry]: ...
 
 
 def unroll(
@@ -260,7 +260,7 @@ def bidirectional(
     *,
     return_carries: Literal[False] = False,
     **keywords: Unpack[Keywords],
-) -> tuple[Array, CarryOfPair]: ...
+) -> tuple[Array, PairOfCarries]: ...
 
 
 @overload
@@ -272,7 +272,7 @@ def bidirectional(
     *,
     return_carries: Literal[True],
     **keywords: Unpack[Keywords],
-) -> tuple[Array, CarryOfPair, CarryOfPair]: ...
+) -> tuple[Array, PairOfCarries, PairOfCarries]: ...
 
 
 def bidirectional(
@@ -439,7 +439,7 @@ def step(
 
 @overload
 def step(
-    layers: Layered,
+    layers: Stack,
     x: AnyArray,
     carry: Tree,
     *,
@@ -447,7 +447,7 @@ def step(
     mask: AnyArray | None = None,
     reset_carry: Tree = None,
     implementation: Implementation = "scan",
-) -> tuple[Array, CarryOfStack]: ...
+) -> tuple[Array, StackCarry]: ...
 
 
 def step(
@@ -507,7 +507,7 @@ def initial_carry(layers: Cell[C], batch_size: Size | tuple[Size, ...]) -> C: ..
 
 
 @overload
-def initial_carry(layers: Layered, batch_size: Size | tuple[Size, ...]) -> CarryOfStack: ...
+def initial_carry(layers: Stack, batch_size: Size | tuple[Size, ...]) -> StackCarry: ...
 
 
 def initial_carry(layers: Layers, batch_size: Size | tuple[Size, ...]) -> Tree:

@@ -27,10 +27,11 @@ class ResidualStack:
     layers: tuple[AnyCell, ...]
 
 
-Layers: TypeAlias = AnyCell | ResidualStack | Sequence[AnyCell]
-"""What users call with: one layer, or a stack of layers: a list, a tuple or a `ResidualStack`."""
-
-Stack: TypeAlias = tuple[AnyCell, ...]
+Stack: TypeAlias = ResidualStack | Sequence[AnyCell]
+"""Several layers, of which each reads the output of the one below."""
+Layers: TypeAlias = AnyCell | Stack
+"""What users call with: one layer, or a stack: a list or tuple of layers, or a `ResidualStack`."""
+Cells: TypeAlias = tuple[AnyCell, ...]
 
 
 @overload
@@ -44,7 +45,7 @@ def init_stack(
     bidirectional: Literal[False] = False,
     residual: Literal[False] = False,
     **options: Any,
-) -> Stack: ...
+) -> Cells: ...
 
 
 @overload
@@ -58,7 +59,7 @@ def init_stack(
     bidirectional: Literal[True],
     residual: Literal[False] = False,
     **options: Any,
-) -> tuple[Stack, Stack]: ...
+) -> tuple[Cells, Cells]: ...
 
 
 @overload
@@ -99,7 +100,7 @@ def init_stack(
     bidirectional: bool = False,
     residual: bool = False,
     **options: Any,
-) -> Stack | ResidualStack | tuple[Stack, Stack] | tuple[ResidualStack, ResidualStack]:
+) -> Cells | ResidualStack | tuple[Cells, Cells] | tuple[ResidualStack, ResidualStack]:
     """Draw the layers of a stack: the input of each is the output of the one below.
 
     Args:
