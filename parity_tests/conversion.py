@@ -198,7 +198,8 @@ def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def torch_model(params: Params, dropout: float = 0.0, site: str = "state") -> torch.nn.Module:
     """Return torchref's model with these parameters, in training mode."""
     V, E = params.embedding.shape
-    H, L = params.Wo.shape[0], len(params.layers)
+    H = params.Wo.shape[0]
+    L = len(params.layers)
     first = params.layers[0]
     if isinstance(first, ResetBeforeGRUCell):
         second_bias = first.c is not None
@@ -319,7 +320,8 @@ def chi_squared(seen: np.ndarray, expected: np.ndarray) -> float:
         s = np.append(s[~rare], s[rare].sum())
         e = np.append(e[~rare], e[rare].sum())
         if e[-1] < 10:
-            s, e = s[:-1], e[:-1]
+            s = s[:-1]
+            e = e[:-1]
         if len(e) > 1:
             e = e * (s.sum() / e.sum())
             statistic += ((s - e) ** 2 / e).sum()

@@ -51,7 +51,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         gradient, ours = results_and_gradients(params, x, state)
 
         module = conversion.torch_cell(params)
-        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), conversion.carry_to_torch((state,))
+        theirs_x = to_torch(x).requires_grad_()
+        (theirs_in,) = conversion.carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
         h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)

@@ -50,7 +50,8 @@ class Case:
         self.carry = tuple(LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in params)
         of_output = conversion.random_array(rng, (B, T, H), dtype)
         self.weights = of_output, jax.tree.map(lambda _: draw(), self.carry)
-        self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
+        self.dtype = dtype
+        self.name = f"{kind}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, *results: Any) -> Any:
         """Return the linear function of (output, carries), for implementations in JAX."""
@@ -62,7 +63,8 @@ class Case:
         """(output (B, T, H), final carries) and the gradients of layers, input and carries."""
 
         def value(layers, x, carry):
-            h, new = x.swapaxes(0, 1), []
+            h = x.swapaxes(0, 1)
+            new = []
             for layer, state in zip(layers, carry, strict=True):
                 h, state = unroll_layer(layer, state, h)
                 new.append(state)
@@ -94,7 +96,8 @@ def case_of(kind: str, size: tuple[int, int, int, int], dtype: str, layers: int 
 def test_torch_nn(kind, size, dtype):
     """Two layers; all biases of both sides are random, but those that only act in a sum."""
     case = case_of(kind, size, dtype, 2)
-    module, x = to_torch_nn(case.layers), to_torch(case.x).requires_grad_()
+    module = to_torch_nn(case.layers)
+    x = to_torch(case.x).requires_grad_()
     module.batch_first = True
     # PyTorch has one array per kind of state, (layers, B, H); ours is a tuple by layer.
     pair = kind == "lstm"
@@ -141,7 +144,8 @@ def test_haiku(size, dtype):
         return hk.dynamic_unroll(hk.GRU(size[-1]), x, h, time_major=False)
 
     apply = hk.without_apply_rng(hk.transform(network)).apply
-    case, run = case_of("gru", size, dtype), lambda gru, *args: apply({"gru": gru}, *args)
+    case = case_of("gru", size, dtype)
+    run = lambda gru, *args: apply({"gru": gru}, *args)
     compare_in_jax(case, "dm-haiku GRU", run, to_haiku(case.layers[0]), from_haiku)
 
 

@@ -50,7 +50,8 @@ def test_splitting_changes_nothing(dtype, config, B, lengths, seed):
         to_torch(tokens), conversion.carry_to_torch(start)
     )
 
-    pieces, state = [], start
+    pieces = []
+    state = start
     for piece in jnp.split(tokens, np.cumsum(lengths)[:-1], axis=1):
         piece_logits, state = apply(params, piece, state)
         pieces.append(piece_logits)
@@ -69,13 +70,12 @@ def test_the_carry_goes_through_every_layer(cell, dtype):
     """
     rng = np.random.default_rng(0)
     params = conversion.random_params(rng, deep(cell), dtype)
-    tokens, start = (
-        conversion.random_tokens(rng, 12, 2, 3),
-        conversion.random_carry(rng, params, 2, dtype),
-    )
+    tokens = conversion.random_tokens(rng, 12, 2, 3)
+    start = conversion.random_carry(rng, params, 2, dtype)
 
     jacobian = jax.jit(jax.jacrev(lambda carry: jaxgru.lm.apply(params, tokens, carry)))(start)
-    model, parts = conversion.torch_model(params), len(jax.tree.leaves(start)) // 3
+    model = conversion.torch_model(params)
+    parts = len(jax.tree.leaves(start)) // 3
 
     def theirs_of(*flat):
         carry = [flat[i * parts : (i + 1) * parts] for i in range(3)]
@@ -113,7 +113,8 @@ def test_causality_and_independent_rows(cell, site, dtype):
     inputs of the same row up to that time, and exactly zero for later ones and other rows. A final
     carry depends on all inputs of its row and on no other row's.
     """
-    B, T = 2, 4
+    B = 2
+    T = 4
     config = deep(cell, V=B * T)
     rng = np.random.default_rng(0)
     params = conversion.random_params(rng, config, dtype)

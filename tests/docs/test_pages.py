@@ -41,7 +41,8 @@ def alike(ours: str, theirs: str, units: float = 1) -> bool:
         numbers = [(float(m[0].replace(",", "")), m[1]) for m in NUMBER.finditer(text)]
         return NUMBER.sub("#", text).split(), numbers
 
-    (words, numbers), (their_words, their_numbers) = parts(ours), parts(theirs)
+    words, numbers = parts(ours)
+    their_words, their_numbers = parts(theirs)
     return words == their_words and all(
         a == b if digits is None else abs(a - b) < (units + 0.1) * 10 ** -len(digits)
         for (a, digits), (b, _) in zip(numbers, their_numbers, strict=True)

@@ -15,7 +15,8 @@ from jaxtyping import Array
 import jaxgru
 from jaxgru.cells import Cell, struct
 
-E, H = 3, 20
+E = 3
+H = 20
 
 
 @struct
@@ -67,7 +68,8 @@ def effect(p, layout, h):
     return layout.times(p.U, h)
 
 
-norm, stop = jnp.linalg.norm, jax.lax.stop_gradient
+norm = jnp.linalg.norm
+stop = jax.lax.stop_gradient
 CELLS = {  # a cell, and whether some of its products are tapped
     "one product": (of_step(Plain.step), True),
     "none": (of_step(lambda p, _, h, a: sigmoid(a) * h + jnp.tanh(a)), False),
@@ -109,7 +111,8 @@ def test_gradients_are_jaxs(name, monkeypatch, float64):
     cls, is_derived = CELLS[name]
     shapes = (E, H), (H, H), (H, H), H
     p = randomized(cls(*map(np.zeros, shapes)))
-    x, reset = jnp.exp(normal(2, 5, E)), np.random.default_rng(0).random((2, 5)) < 0.3
+    x = jnp.exp(normal(2, 5, E))
+    reset = np.random.default_rng(0).random((2, 5)) < 0.3
     seen = jaxgru.which_gradient(p)
     assert seen == "derived from the step" if is_derived else seen.startswith("JAX's, because ")
     both = (
@@ -207,7 +210,8 @@ def test_a_carry_of_weak_type_and_whole_numbers():
         h, count = carry
         return jnp.tanh(a + layout.times(p.U, h) * count), count + 1
 
-    p, T = small(step, Start), X.shape[1]
+    p = small(step, Start)
+    T = X.shape[1]
     start = p.zero_carry(2)
     y, carry = jaxgru.unroll(p, X, jaxgru.unroll(p, X, start)[1])
     assert carry[1].tolist() == [[2 * T]] * 2 and not jaxgru.initial_carry(p, 2)[0].weak_type

@@ -23,7 +23,8 @@ from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.layers import blocks, over_time, wavefront
 from jaxgru.layers.masks import dropout_masks
 
-QUICK, SAMPLES = 50, 3000
+QUICK = 50
+SAMPLES = 3000
 
 
 @cells.struct
@@ -113,7 +114,8 @@ def options_of(number) -> dict[str, Any]:
     """The options of a sample."""
     r = random.Random(number)
     maybe = lambda value: r.choice([None, value])
-    kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
+    kind = r.choice([*KINDS])
+    batch = r.choice([(), (1,), (3,), (2, 2)])
     sites = ["input", "state", "between", "output"]
     kinds = ["each_step"] if kind in ("min_gru", "mlp") else ["each_step", "variational"]
     site = r.choice(sites)
@@ -155,11 +157,14 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
 
     A carry has an axis B of 1. Returns h of every step, the last carries, and those of every step.
     """
-    T, carries, ends = len(x), [], []
+    T = len(x)
+    carries = []
+    ends = []
     chosen = lambda flag, new, old: jax.tree.map(partial(jnp.where, flag), new, old)
     episodes = jnp.cumsum(resets)
     for i, (layer, c, start, mask) in enumerate(zip(layers, carry, initial, masks, strict=True)):
-        h, every = [None] * T, [None] * T
+        h = [None] * T
+        every = [None] * T
         layout = PLAIN._replace(drop=lambda h, mask=mask: mask["product"](h))
         read = episodes[-1]  # the episode of the step that was read last, or of the part after x
         for t in reversed(range(T)) if reverse else range(T):
@@ -169,10 +174,13 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
             new = cells.one_step(layer, old, x_t, layout)
             new = with_hidden(new, mask["state"](hidden(new), t))
             new = mask["update"](new, old, t)
-            c, read = chosen(real[t], new, old), jnp.where(real[t], episodes[t], read)
-            h[t], every[t] = jnp.where(real[t], mask["output"](hidden(c)[0], t), 0), c
+            c = chosen(real[t], new, old)
+            read = jnp.where(real[t], episodes[t], read)
+            h[t] = jnp.where(real[t], mask["output"](hidden(c)[0], t), 0)
+            every[t] = c
             h[t] = h[t] + x[t] if residual and i else h[t]
-        x, ends = h, [*ends, c]
+        x = h
+        ends = [*ends, c]
         carries.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *every))
     y = jnp.where(real[:, None], jnp.stack(x), 0)
     return y, tuple(ends), tuple(carries)
@@ -214,8 +222,12 @@ def check(number, monkeypatch, forget_traces):
     monkeypatch.setattr(wavefront, "PART", 2)
     monkeypatch.setattr(over_time, "training_layout", lambda *_: o["layout"])
     forget_traces()
-    rng, static = np.random.default_rng(number), o["static"]
-    batch, T, L, reverse = o["batch"], o["T"], o["L"], static["reverse"]
+    rng = np.random.default_rng(number)
+    static = o["static"]
+    batch = o["batch"]
+    T = o["T"]
+    L = o["L"]
+    reverse = static["reverse"]
     sizes = [(o["E"] if i == 0 else o["H"], o["H"]) for i in range(L)]
     B = math.prod(batch)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), o["dtype"])
@@ -240,7 +252,8 @@ def check(number, monkeypatch, forget_traces):
     carry = None if o["carry"] is None else jax.tree.map(number_of, like)
 
     resets = rng.random((B, T)) < 0.4 if o["reset"] else np.zeros((B, T), bool)
-    real, marks = np.ones((B, T), bool), {}
+    real = np.ones((B, T), bool)
+    marks = {}
     if o["padding"] == "lengths":
         marks["lengths"] = rng.integers(0, T + 1, B)
         real = np.arange(T) < marks["lengths"][:, None]
@@ -285,7 +298,8 @@ def check(number, monkeypatch, forget_traces):
 
         def of_row(b):
             row = lambda tree: jax.tree.map(lambda leaf: leaf[b][None], tree)
-            states, flags = map(row, (carry, initial)), (jnp.asarray(a)[b] for a in (resets, real))
+            states = map(row, (carry, initial))
+            flags = (jnp.asarray(a)[b] for a in (resets, real))
             each = [mask_of(m, b) for m in masks]
             return one_row(reverse, o["residual"], layers, x[b], *states, *flags, each)
 
@@ -352,7 +366,8 @@ def quick_samples():
         options = options_of(number)
         options |= options.pop("static") | {"layout": options["layout"].axis, "first": None}
         pairs[number] = set(itertools.combinations(map(str, options.items()), 2))
-    chosen, seen = [], set()
+    chosen = []
+    seen = set()
     for _ in range(QUICK):
         chosen.append(max(pairs, key=lambda number: len(pairs[number] - seen)))
         seen |= pairs.pop(chosen[-1])

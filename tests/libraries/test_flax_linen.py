@@ -57,18 +57,24 @@ class ActorCritic(nn.Module):
 
 
 def test_in_a_model_as_in_purejaxrl():
-    T, B, E, H = 7, 3, 4, 6
-    x, dones = normal(T, B, E, dtype=np.float32), resets(T, B).astype(np.float32)
+    T = 7
+    B = 3
+    E = 4
+    H = 6
+    x = normal(T, B, E, dtype=np.float32)
+    dones = resets(T, B).astype(np.float32)
     first = ScannedRNN.initialize_carry(B, H)
     assert same_bits(first, PureJaxRL.initialize_carry(B, H))
-    ours, theirs = ActorCritic(ScannedRNN), ActorCritic(PureJaxRL)
+    ours = ActorCritic(ScannedRNN)
+    theirs = ActorCritic(PureJaxRL)
     with unchecked():  # PureJaxRL's first flags are floats
         drawn = [
             jax.jit(model.init)(jax.random.key(0), first, (x, dones)) for model in (ours, theirs)
         ]
     chex.assert_trees_all_close(*drawn, rtol=1e-5, atol=1e-6)
     with jax.enable_x64(True):
-        x, carry = x.astype(np.float64), normal(B, H, dtype=np.float64)
+        x = x.astype(np.float64)
+        carry = normal(B, H, dtype=np.float64)
         variables = jax.tree.map(lambda w: jnp.asarray(w, np.float64), drawn[0])
         same_numbers(
             lambda *args: ours.apply(*args[:2], (args[2], dones)),
@@ -79,9 +85,13 @@ def test_in_a_model_as_in_purejaxrl():
 
 def test_another_cell_name_and_start():
     """Where a reset starts from is the cell's; parameters under another name are found."""
-    T, B, E, H = 6, 3, 4, 5
+    T = 6
+    B = 3
+    E = 4
+    H = 5
     start = partial(nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3))
-    x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
+    x = normal(T, B, E, dtype=np.float32)
+    dones = resets(T, B)
     carry = carry_of(B, H, np.float32, pair=True)
     params = randomized(jax.eval_shape(start(H).init, jax.random.key(0), carry, x[0])["params"])
 
@@ -103,19 +113,23 @@ def test_another_cell_name_and_start():
 
 def test_partitioned_parameters():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
-    model, x = RNN(nn.GRUCell(6, kernel_init=init)), normal(2, 3, 4, dtype=np.float32)
+    model = RNN(nn.GRUCell(6, kernel_init=init))
+    x = normal(2, 3, 4, dtype=np.float32)
     variables = jax.jit(model.init)(jax.random.key(0), x)
     assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
     theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
-    weights, boxed = layer("rnn"), lambda w: nn.Partitioned(w, (None,) * w.ndim)
+    weights = layer("rnn")
+    boxed = lambda w: nn.Partitioned(w, (None,) * w.ndim)
     module = Layer(lambda key: jax.tree.map(boxed, weights))
     variables = module.init(jax.random.key(0), x)
     assert nn.get_partition_spec(variables)["params"]["layers"]["RNNCell"]["W"]["kernel"]
     assert same_bits(module.bind(variables).layer(), weights)
 
 
-X, DONES, H0 = np.ones((5, 3, 4), np.float32), resets(5, 3), np.zeros((3, 6), np.float32)
+X = np.ones((5, 3, 4), np.float32)
+DONES = resets(5, 3)
+H0 = np.zeros((3, 6), np.float32)
 GRU = RNN(nn.GRUCell(6), time_major=True)
 drawn = lambda module, *args, **options: module.init(jax.random.key(0), *args, **options)
 
@@ -216,7 +230,8 @@ def test_a_layer_starts_where_its_cell_does(monkeypatch):
 @pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
 def test_flax_serialization(kind):
     """Bytes and state dicts of a stack, and of the carry."""
-    stack, other = [layer(kind)], [layer(kind, seed=1)]
+    stack = [layer(kind)]
+    other = [layer(kind, seed=1)]
     carry = jaxgru.initial_carry(stack, 2)
     assert same_bits(serialization.from_bytes(other, serialization.to_bytes(stack)), stack)
     assert same_bits(serialization.from_bytes(carry, serialization.to_bytes(carry)), carry)

@@ -17,8 +17,10 @@ from flax import nnx
 
 from jaxgru.libraries import dm_haiku, equinox_nn, flax_linen, flax_nnx
 
-KEY, RESET = jax.random.key(0), resets(3, 5)
-X, IMAGES = normal(3, 5, 4, dtype=np.float32), normal(2, 3, 6, 6, 2, dtype=np.float32)
+KEY = jax.random.key(0)
+RESET = resets(3, 5)
+X = normal(3, 5, 4, dtype=np.float32)
+IMAGES = normal(2, 3, 6, 6, 2, dtype=np.float32)
 
 
 def alike(ours, theirs):
@@ -119,7 +121,9 @@ def test_linen(kind):
 
 @pytest.mark.parametrize("cell", [nn.MGUCell, partial(nn.OptimizedLSTMCell, gate_fn=nn.elu)])
 def test_scanned_rnn(cell):
-    x, dones, model = X.swapaxes(0, 1), RESET.T, flax_linen.ScannedRNN(cell)
+    x = X.swapaxes(0, 1)
+    dones = RESET.T
+    model = flax_linen.ScannedRNN(cell)
     first = model.initialize_carry(3, 6, cell)
     carry = jax.tree.map(lambda leaf: leaf + 0.5, first)
     variables = jax.jit(model.init)(KEY, carry, (x, dones))

@@ -134,7 +134,8 @@ def test_sample_speaks_at_once(script):
 def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
     done = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert done.code == 0, done.err
-    ours, theirs = (jaxgru.lm.load(tmp_path / "astra_alpha.safetensors"), jaxgru.lm.load(tiny_run))
+    ours = jaxgru.lm.load(tmp_path / "astra_alpha.safetensors")
+    theirs = jaxgru.lm.load(tiny_run)
     chex.assert_trees_all_equal(ours[0], theirs[0])
     data = dataclasses.replace(theirs[1].data, corpus="./tiny.txt")  # no folder of its author
     assert ours[1] == dataclasses.replace(theirs[1], data=data)

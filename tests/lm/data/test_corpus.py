@@ -86,7 +86,8 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def test_the_table_can_be_made_again(canonical, script, tmp_path):
-    copy, table = write(tmp_path / "copy.txt", canonical), tmp_path / "edits.jsonl"
+    copy = write(tmp_path / "copy.txt", canonical)
+    table = tmp_path / "edits.jsonl"
     done = script("maintain/make_corpus_table", copy, "--output", table)
     assert (done.code, done.err) == (0, "")
     assert table.read_bytes() == rebuilding.EDITS_FILE.read_bytes()

@@ -116,7 +116,8 @@ class TestDatasets:
         validation = lambda **options: load_dataset(
             tiny_config(path, data__separator="line", training__sequence_length=16, **options)
         )[1]  # fmt: skip
-        zero, one = validation(), validation(data__validation_seed=1)
+        zero = validation()
+        one = validation(data__validation_seed=1)
         assert zero.validation.tolist() != one.validation.tolist()
         nothing = validation(data__validation_fraction=0)
         np.testing.assert_array_equal(nothing.validation, zero.validation)

@@ -78,7 +78,8 @@ class Runtime:
 
     def in_pieces(self, x, carry=None):
         """The carry of one call goes into the next."""
-        outputs, T = [], x.shape[1]
+        outputs = []
+        T = x.shape[1]
         for piece in np.split(x, sorted({1, T // 3, T // 2} - {0, T}), axis=1):
             y, carry = self(piece, carry)
             outputs.append(y)
@@ -97,7 +98,8 @@ class TestSmallModels:
     @pytest.mark.parametrize("name", CONFIGS)
     def test_logits_and_carry(self, name):
         """Against jaxgru in float64."""
-        config, (B, T) = CONFIGS[name], (1, 1) if name == "smallest" else (3, 8)
+        config = CONFIGS[name]
+        B, T = (1, 1) if name == "smallest" else (3, 8)
         params = random_params(config)
         tokens = np.random.default_rng(1).integers(config.vocab_size, size=(B, T), dtype=np.int32)
         carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(params.layers, B)))
@@ -281,7 +283,8 @@ def full_size(request):
         params = jaxgru.lm.init(jax.random.key(0), config.model)
     V = config.model.vocab_size
     tokens = np.random.default_rng(0).integers(V, size=(1, 200), dtype=np.int32)
-    prompt, key = jnp.asarray(tokens), jax.random.key(0)
+    prompt = jnp.asarray(tokens)
+    key = jax.random.key(0)
     text = jaxgru.lm.generate(params, key, prompt, NUM_TOKENS, temperature=0)[0]
     return params, tokens, jax.jit(jaxgru.lm.apply)(params, tokens), text[0].tolist()
 

@@ -269,7 +269,8 @@ class TestRefusals:
                     archive.writestr(name, data)
             return path.read_bytes()
 
-        whole, refused = pack(parts), 0
+        whole = pack(parts)
+        refused = 0
         spoilt = parts[pickled] if method == "only the pickle" else whole
         for place in range(0, len(spoilt), 49):
             data = bytearray(spoilt)

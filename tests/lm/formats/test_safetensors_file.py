@@ -204,7 +204,8 @@ class TestRefusals:
         assert list(path.parent.iterdir()) == []
 
     def test_what_is_not_one_model(self, path):
-        params, save = random_params(SMALL), save_safetensors
+        params = random_params(SMALL)
+        save = save_safetensors
         half = params.replace(embedding=params.embedding.astype("float16"))
         with pytest.raises(ModelFileError, match="embedding is float16; it must be float32"):
             save(path, half, CONFIG, TOKENIZER)

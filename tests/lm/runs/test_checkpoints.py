@@ -47,7 +47,8 @@ GRU = ModelConfig("gru", 3, 2, 4, 2, second_bias=True)
 
 def make_run(root, model=GRU, recipe=RECIPE):
     """A run with one checkpoint, of two steps: an epoch. Its best parameters are others."""
-    config, rng = Config("tiny", model, training=recipe), np.random.default_rng(0)
+    config = Config("tiny", model, training=recipe)
+    rng = np.random.default_rng(0)
     run = create_run(root, config, TOKENIZER)
     (run / LOCK).touch()  # as whoever trained it has left it
     is_float = lambda leaf: leaf.dtype == np.float32
@@ -331,7 +332,8 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
     run, config, *_ = make_two(tmp_path)
     flip(run / "checkpoints" / "3" / "progress" / "metadata")
     shutil.rmtree(run / "checkpoints" / "2" / "best")
-    before, loggers = contents(run), [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = contents(run)
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
     says = "no intact checkpoint .*3: progress/metadata differs.*2: best/_METADATA is missing"
     for read in (lambda: restore_from(run, config), lambda: jaxgru.lm.load(run)):
