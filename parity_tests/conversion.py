@@ -191,7 +191,9 @@ def from_state_dict(keys: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         value = to_numpy(tensors[key])
         return value.T if _is_linear(key, value) else value
 
-    side_by_side = lambda names: np.concatenate([array(key) for key in names.split()], axis=-1)
+    def side_by_side(names):
+        return np.concatenate([array(key) for key in names.split()], axis=-1)
+
     return jax.tree.map(side_by_side, keys)
 
 
@@ -332,7 +334,8 @@ def chi_squared(seen: np.ndarray, expected: np.ndarray) -> float:
 
 def record(**fields: Any) -> None:
     """Append a line of JSON to the file that JAXGRU_PARITY_RECORD names, if it is set."""
-    if path := os.environ.get(RECORD_VARIABLE):
+    path = os.environ.get(RECORD_VARIABLE)
+    if path:
         fields["test"] = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
         with open(path, "a") as file:
             file.write(json.dumps(fields) + "\n")

@@ -34,7 +34,10 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     rng = np.random.default_rng(0)
     params = conversion.random_cell(rng, cell, E, H, True, dtype)
     x = conversion.random_array(rng, (B, T, E), dtype)
-    of_carry = lambda: jax.tree.leaves(random_state(rng, cell, B, H, dtype))
+
+    def of_carry():
+        return jax.tree.leaves(random_state(rng, cell, B, H, dtype))
+
     weights = [conversion.random_array(rng, (B, T, H), dtype), *of_carry()]
 
     @jax.jit

@@ -101,11 +101,14 @@ def test_torch_nn(kind, size, dtype):
     module.batch_first = True
     # PyTorch has one array per kind of state, (layers, B, H); ours is a tuple by layer.
     pair = kind == "lstm"
-    stack = lambda carry: [
-        to_torch(np.stack([np.asarray(part) for part in parts]))
-        for parts in (zip(*carry, strict=True) if pair else [carry])
-    ]
-    unstack = lambda states: [state[i] for i in range(2) for state in states]
+
+    def stack(carry):
+        kinds = zip(*carry, strict=True) if pair else [carry]
+        return [to_torch(np.stack([np.asarray(part) for part in parts])) for parts in kinds]
+
+    def unstack(states):
+        return [state[i] for i in range(2) for state in states]
+
     start = [state.requires_grad_() for state in stack(case.carry)]
     output, final = module(x, tuple(start) if pair else start[0])
     final = final if pair else (final,)
@@ -163,7 +166,10 @@ def test_keras(size, dtype):
     if dtype == "float64":
         layer.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
     seeds = [variable.value for variable in layer.non_trainable_variables]  # of its dropout, unused
-    run = lambda weights, x, h: layer.stateless_call(weights, seeds, x, initial_state=h)[0]
+
+    def run(weights, x, h):
+        return layer.stateless_call(weights, seeds, x, initial_state=h)[0]
+
     weights = [variable.value for variable in layer.trainable_variables]
     convert = functools.partial(from_keras, layer)
     compare_in_jax(case, "Keras GRU(reset_after=False)", run, weights, convert)

@@ -128,7 +128,10 @@ def test_distributions(dtype, V, temperature, k, top_p, seed):
     """The probabilities after temperature, top-k and top-p, alone and together."""
     logits = jnp.asarray(3 * np.random.default_rng(seed).standard_normal((4, V)), dtype)
     k = k and min(k, V)
-    distribution = lambda *options: jax.nn.softmax(filter_logits(*options), axis=-1)
+
+    def distribution(*options):
+        return jax.nn.softmax(filter_logits(*options), axis=-1)
+
     ours = jax.jit(distribution, static_argnums=2)(logits, temperature, k, top_p)
     theirs = torchref.distribution(to_torch(logits), temperature, k, top_p)
     used = [w for w, on in [("top-k", k is not None), ("top-p", top_p is not None)] if on]

@@ -161,8 +161,12 @@ def chain(cell: str, dtype: str):
     """Return a model of five tokens and its transition matrix by torchref, a softmax per token."""
     config = ModelConfig(cell, 5, 5, 7, 2, **VARIANTS[cell])
     params = conversion.random_params(np.random.default_rng(4), config, dtype)
-    strong = lambda tree: jax.tree.map(lambda leaf: 3 * leaf, tree)  # makes the memory noticeable
-    params = params.replace(embedding=strong(params.embedding), layers=strong(params.layers))
+
+    def triple(tree):
+        """Make the memory noticeable."""
+        return jax.tree.map(lambda leaf: 3 * leaf, tree)
+
+    params = params.replace(embedding=triple(params.embedding), layers=triple(params.layers))
     with torch.no_grad():
         logits, _ = conversion.torch_model(params)(torch.arange(5)[:, None])
     return params, torch.softmax(logits[:, 0], dim=-1).numpy()

@@ -129,11 +129,12 @@ def of_streams(folder):
     config = Config("tiny", MODEL, DataConfig(batches="streams"), recipe)
     with open_checkpoints(folder / "streams 1") as manager:
         state, _, _ = restore(manager, folder / "streams 1", config, mesh_of(8))
-    state, last = run(state, 6)
+    resumed = run(state, 6)
+    on_one_device, losses = ends[1]
     return {
         "differences": difference(ends[8], ends[1]),
-        "resumed": difference((state, last), (ends[1][0], ends[1][1][4:])),
-        "carry a device": state.carry[0].addressable_shards[0].data.shape,
+        "resumed": difference(resumed, (on_one_device, losses[4:])),
+        "carry a device": resumed[0].carry[0].addressable_shards[0].data.shape,
     }
 
 
@@ -159,8 +160,9 @@ def of_checkpoints(folder):
     resumed = {}
     for source, target in ways:
         config = Config("tiny", MODEL, training=recipes[target])
+        devices, _ = kinds[target]
         with open_checkpoints(folder / source) as manager:
-            state, _, _ = restore(manager, folder / source, config, mesh_of(kinds[target][0]))
+            state, _, _ = restore(manager, folder / source, config, mesh_of(devices))
         before, expected, losses = results[source]
         same = bits(state) == before
         state, last = programs[target](state, 12)

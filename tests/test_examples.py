@@ -221,7 +221,10 @@ class TestR2D2:
                 if not seen.done[t, row]:
                     wanted += self.SMALL.gamma * later[t - 2, row, q[t - 2, row].argmax()]
                 errors.append((q[t - 3, row, seen.action[t, row]] - wanted) ** 2)
-        of_x = lambda x: r2d2.loss_fn(params, other, seen._replace(x=x), self.SMALL)
+
+        def of_x(x):
+            return r2d2.loss_fn(params, other, seen._replace(x=x), self.SMALL)
+
         loss, gradient = jax.jit(jax.value_and_grad(of_x))(seen.x)
         assert loss == pytest.approx(np.mean(errors), rel=1e-5)
         assert [bool(of_step.any()) for of_step in gradient[:7]] == [False] * 3 + [True] * 4
@@ -525,10 +528,11 @@ class TestSequenceClassification:
     def test_it_learns_to_count(self):
         """Words of up to 6 letters that begin otherwise than those that it was trained on."""
         trained, (ids, lengths, syllables, words) = classification.data(T=6)
-        known = dict(zip(trained[3], trained[2], strict=True))
+        _, _, trained_syllables, trained_words = trained
+        known = dict(zip(trained_words, trained_syllables, strict=True))
         known |= dict(zip(words, syllables, strict=True))
         assert [known[word] for word in ("cat", "make", "about", "banana")] == [1, 1, 2, 3]
-        assert not {word[:4] for word in words} & {word[:4] for word in trained[3]}
+        assert not {word[:4] for word in words} & {word[:4] for word in trained_words}
         for row, word in enumerate(words[:100]):
             letters = [classification.LETTERS[i] for i in ids[row, : lengths[row]]]
             assert "".join(letters) == word
@@ -596,7 +600,10 @@ class TestRSSM:
         world = rssm.play(keys[1], 200, rssm.PAST + rssm.FUTURE, ends=0)
         reset = world._replace(starts=jnp.ones_like(world.starts))
         imagined, alone = (rssm.futures(params, w, keys[2]).mean(-1) for w in (world, reset))
-        error = lambda x: jnp.square(x - world.position[rssm.PAST :])[:10].mean()
+
+        def error(x):
+            return jnp.square(x - world.position[rssm.PAST :])[:10].mean()
+
         assert error(imagined) < 0.9 * min(error(alone), error(world.x[rssm.PAST - 1]))
         h, _, posterior = rssm.observe(params, world, jax.random.split(keys[3], len(world.x)))
         p = jnp.exp(posterior)

@@ -157,8 +157,11 @@ def signalled(tmp_path, pair, victim, number):
     """Sends one of them a signal after the first epoch reported; both must end in a minute."""
     limit = threading.Timer(300, lambda: [process.kill() for process in pair])
     limit.start()
-    while not (line := pair[0].stdout.readline()).startswith("epoch"):
-        assert line, (tmp_path / "0.err").read_text()
+    for line in iter(pair[0].stdout.readline, ""):
+        if line.startswith("epoch"):
+            break
+    else:
+        pytest.fail((tmp_path / "0.err").read_text())
     limit.cancel()
     pair[victim].send_signal(number)
     return end(tmp_path, pair, limit=60)

@@ -90,7 +90,10 @@ def test_the_guides_dreamer_gru(n):
     """The code of the page, against NumPy in float64, from the equations."""
     page = (ROOT / "docs" / "guide" / "custom_cell.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    page_of = lambda name: next(block for block in blocks if f"class {name}" in block)
+
+    def page_of(name):
+        return next(block for block in blocks if f"class {name}" in block)
+
     rng = np.random.default_rng(0)
     B = 2
     T = 5

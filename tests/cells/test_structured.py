@@ -40,7 +40,10 @@ def test_an_lstm_with_a_projection_is_pytorchs(B, T, E, H, p):
     leaves = [torch.tensor(a, requires_grad=True) for a in (x, h, c)]
     y, (h_end, c_end) = module(leaves[0], tuple(leaves[1:]))
     outputs = [y, h_end[0], c_end[0], h_end[1], c_end[1]]
-    weights = lambda i, y: torch.cos(torch.arange(y.numel(), dtype=y.dtype) + i).reshape(y.shape)
+
+    def weights(i, y):
+        return torch.cos(torch.arange(y.numel(), dtype=y.dtype) + i).reshape(y.shape)
+
     sum(torch.sum(y * weights(i, y)) for i, y in enumerate(outputs)).backward()
 
     layers = from_torch(module)
@@ -152,7 +155,10 @@ RELU = {"activation": "relu"}
 def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
     """Every step, from its equations; with blocks, a state that is not zero, random gains."""
     options = {name: n if name == "num_blocks" else value for name, value in options.items()}
-    make = lambda: init(jax.random.key(0), E, H, dtype="float64", **options)
+
+    def make():
+        return init(jax.random.key(0), E, H, dtype="float64", **options)
+
     layer = randomized(jax.eval_shape(make))
     x = normal(B, T, E)
     carry = randomized(jaxgru.initial_carry(layer, B), 2)
@@ -171,10 +177,16 @@ def test_every_static_option_changes_what_is_computed(name, implementation):
     """By each way through; an option that this table lacks has no value to try."""
     other = {"activation": "relu", "clip": 0.1}
     needs = {"context_length": 3} if name == "mlp" else {}
-    make = lambda: cells.CELLS[name](jax.random.key(0), 3, 4, dtype="float64", **needs)
+
+    def make():
+        return cells.CELLS[name](jax.random.key(0), 3, 4, dtype="float64", **needs)
+
     layer = randomized(jax.eval_shape(make))
     x = normal(2, 5, 3)
-    run = lambda layer: jaxgru.unroll(layer, x, implementation=implementation)[0]
+
+    def run(layer):
+        return jaxgru.unroll(layer, x, implementation=implementation)[0]
+
     for field in dataclasses.fields(layer):
         if field.metadata.get("static"):
             changed = layer.replace(**{field.name: other[field.name]})
@@ -211,7 +223,10 @@ def test_each_block_is_drawn_by_itself(init):
 @pytest.mark.parametrize("init", [jaxgru.init_gru, jaxgru.init_lstm])
 def test_in_other_libraries_blocks_are_a_matrix(init):
     """PyTorch computes the same; a norm inside the cell is refused."""
-    make = lambda **options: randomized(init(jax.random.key(0), 3, 4, dtype="float64", **options))
+
+    def make(**options):
+        return randomized(init(jax.random.key(0), 3, 4, dtype="float64", **options))
+
     layer = make(num_blocks=2)
     x = normal(2, 5, 3)
     expected = to_torch(layer)(torch.tensor(x).swapaxes(0, 1))[0].detach().swapaxes(0, 1)
@@ -244,10 +259,16 @@ def test_steps_in_parallel_are_steps_in_turn(T, has_resets, monkeypatch):
     flags = jnp.asarray(begins) if has_resets else None
     steps = lambda a, b: LinearSteps(a, b, flags)
     arguments = tuple(map(jnp.asarray, (a, b, first)))
-    by_jax = lambda a, b, first: linear_recurrence.in_turn(False, steps(a, b), first)
+
+    def by_jax(a, b, first):
+        return linear_recurrence.in_turn(False, steps(a, b), first)
+
     plain = value_and_gradients(by_jax, *arguments)
     np.testing.assert_allclose(plain[0], expected, rtol=1e-12)
-    ours = lambda a, b, first: linear_recurrence.linear_recurrence(steps(a, b), first)
+
+    def ours(a, b, first):
+        return linear_recurrence.linear_recurrence(steps(a, b), first)
+
     for way in (linear_recurrence.in_turn, linear_recurrence.in_parallel):
         monkeypatch.setattr(linear_recurrence, "in_turn", way)
         chex.assert_trees_all_close(

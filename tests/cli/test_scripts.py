@@ -183,9 +183,10 @@ class TestEvaluate:
         """All of it, as NumPy computes it; the model's own text, moved, is split as ever."""
         params, config, tokenizer = jaxgru.lm.load(tiny_run)
         model = tiny_run
-        sha256 = find_model(tiny_run).text_sha256()
         if is_file:
-            jaxgru.lm.save(model := "m.onnx", params, config, tokenizer, sha256)
+            model = "m.onnx"
+            sha256 = find_model(tiny_run).text_sha256()
+            jaxgru.lm.save(model, params, config, tokenizer, sha256)
         text = "what light through yonder Juliet\n" * 3
         (tmp_path / "other [b].txt").write_text(text, "utf-16")
         given = "--text", "other [b].txt", "--encoding", "utf-16"

@@ -62,8 +62,11 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
 
     def lines(text):
         text = re.sub(r"^text {4}.*\n {8}.*", "text", text, flags=re.M)  # as a run writes it
-        compared = lambda block: block[1] if re.search(without, block["code"]) else block[0]
-        return CODE.sub(compared, text).splitlines()
+
+        def choose_output(block):
+            return block[1] if re.search(without, block["code"]) else block[0]
+
+        return CODE.sub(choose_output, text).splitlines()
 
     shown = page.read_text()
     again = run(page, folder)
@@ -214,7 +217,10 @@ class TestTheLesson:
             jax.nn.softmax(jaxgru.lm.apply(params, text[None])[0][0, -1])
             for text in (tokens[: int(at)], tokens[int(at) - 1 : int(at)])
         )
-        percent = lambda bets, letter: 100 * float(bets[tokenizer.encode(letter)[0]])
+
+        def percent(bets, letter):
+            return 100 * float(bets[tokenizer.encode(letter)[0]])
+
         assert percent(kept, "n") > 99
         n, s, t = (f"{percent(reset, letter):.0f}% on {letter}" for letter in "nst")
         assert f"it bets {n}, {s}, and {t}." in self.shown()

@@ -126,7 +126,8 @@ def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, har
         if number == 0:
             assert ended.code == 2 and len(ended.errors.splitlines()) == 1, ended
             assert " stopped: File too large" in ended.errors
-            if steps := folders.saved_steps(run):
+            steps = folders.saved_steps(run)
+            if steps:
                 assert f"the checkpoint of step {steps[-1]} is intact" in ended.errors
         elif number == signal.SIGKILL:
             assert ended.code in (-signal.SIGKILL, -signal.SIGALRM, 0), ended

@@ -131,7 +131,10 @@ def test_auto_takes_jaxs_gradient_where_it_is_faster(rows, features, is_tapped):
     cell = plus(lambda p, l, h: l.times(p.U, h))
     p = cell(*map(jnp.zeros, ((features, H), (H, H), (H, H), H)))
     x = jnp.zeros((rows, 3, features))
-    program = lambda name: str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
+
+    def program(name):
+        return str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
+
     assert ("custom_vjp" in program("auto")) == is_tapped
     assert "custom_vjp" in program("scan")
 
@@ -149,7 +152,10 @@ def test_sums_of_half_precision_are_wide(narrow):
     p = p.replace(U=p.U / 9, V=p.V / 9)
     p = p.replace(**{narrow: getattr(p, narrow).astype(jnp.bfloat16)})
     x = jnp.abs(normal(64, 512, E, dtype=np.float32))
-    loss = lambda p, implementation: jaxgru.unroll(p, x, implementation=implementation)[0].sum()
+
+    def loss(p, implementation):
+        return jaxgru.unroll(p, x, implementation=implementation)[0].sum()
+
     seen, expected = (
         np.asarray(getattr(jax.grad(loss)(p, name), narrow), np.float64)
         for name in ("scan", "autodiff")
@@ -159,7 +165,10 @@ def test_sums_of_half_precision_are_wide(narrow):
 
 def small(step, base=Plain):
     """A cell of two units, with a scalar weight, in place of V."""
-    normal = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+
+    def normal(i, *shape):
+        return jax.random.normal(jax.random.key(i), shape)
+
     return of_step(step, base)(normal(0, E, 2), normal(1, 2, 2), jnp.ones(()), normal(2, 2))
 
 
@@ -168,7 +177,10 @@ X = jnp.ones((2, 5, E)) + jnp.arange(5)[:, None]
 
 def test_a_step_that_closes_over_a_traced_value():
     def loss(scale, implementation):
-        step = lambda p, layout, h, a: jnp.tanh(a + scale * p.V * layout.times(p.U, h))
+
+        def step(p, layout, h, a):
+            return jnp.tanh(a + scale * p.V * layout.times(p.U, h))
+
         return jaxgru.unroll(small(step), X, implementation=implementation)[0].sum()
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
@@ -194,7 +206,9 @@ def test_a_hessian_passes_a_product_of_more_axes():
     def step(p, layout, h, a):
         return jnp.tanh(a + layout.matmul(p.U, h.reshape(-1, 1, 2)).reshape(h.shape))
 
-    loss = lambda p, name: jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
+    def loss(p, name):
+        return jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
+
     seen, expected = (jax.hessian(loss)(small(step), name).U.U for name in ("scan", "autodiff"))
     np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-4)
 
@@ -223,6 +237,6 @@ def test_a_carry_of_weak_type_and_whole_numbers():
     reset = jnp.zeros((2, T), bool).at[0, 1].set(True)
     _, (_, count) = jaxgru.unroll(p, X, dropout=mean, reset=reset, reset_carry=initial)
     assert count.tolist() == [[T], [T + 1]]
-    for argument, of in (("carry", start), ("reset_carry", initial)):
+    for argument, (h, count) in (("carry", start), ("reset_carry", initial)):
         with pytest.raises(ValueError, match="float32; .*int32"):
-            jaxgru.unroll(p, X, **{argument: (of[0], jnp.zeros_like(of[1], float))})
+            jaxgru.unroll(p, X, **{argument: (h, jnp.zeros_like(count, float))})

@@ -48,7 +48,10 @@ def short_blocks(monkeypatch, forget_traces):
 
 def stack_of(kind, num_layers, seed=0):
     """Random parameters; no bias is zero."""
-    init = lambda F: INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+
+    def init(F):
+        return INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+
     sizes = [F] + [H] * (num_layers - 1)
     return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
 
@@ -80,7 +83,10 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     else:
         padding = {"lengths": jnp.array([2, 4, 0])}
         padded = x.at[0, 2:].set(jnp.nan).at[2].set(jnp.nan)
-    run = lambda layers, x: jaxgru.unroll(layers, x, reverse=reverse, **padding)
+
+    def run(layers, x):
+        return jaxgru.unroll(layers, x, reverse=reverse, **padding)
+
     inputs = padded, jnp.nan_to_num(padded)
     seen, expected = (value_and_gradients(run, layers, x) for x in inputs)
     chex.assert_trees_all_equal(seen, expected)
@@ -172,7 +178,10 @@ def test_batch_axes_of_a_step_and_of_two_directions(batch):
     x, carry = random_like((np.zeros((B, T, F)), jaxgru.initial_carry(layers, B)), 1)
     reset = np.arange(B) % 2 == 0
     lengths = np.arange(B) % T + 1
-    axes = lambda tree: jax.tree.map(lambda a: a.reshape((*batch, *a.shape[1:])), tree)
+
+    def axes(tree):
+        return jax.tree.map(lambda a: a.reshape((*batch, *a.shape[1:])), tree)
+
     whole = jaxgru.step(layers, x[:, 0], carry, reset=reset)
     seen = jaxgru.step(layers, *axes((x[:, 0], carry)), reset=axes(reset))
     chex.assert_trees_all_close(seen, axes(whole), rtol=1e-12, atol=1e-14)
@@ -299,7 +308,10 @@ def test_export_of_a_model_with_symbolic_sizes():
     """`apply` and `step`; few tokens, and more than the vocabulary."""
     params = jaxgru.lm.init(KEY, jaxgru.lm.ModelConfig("lstm", 5, F, H, 2), "float64")
     B, T = jax.export.symbolic_shape("B, T")
-    whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def whole(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
     of_one = jax.eval_shape(lambda: jaxgru.lm.initial_carry(params, 1))
     carry = jax.tree.map(lambda leaf: leaf.update(shape=(B, H)), of_one)
     apply = exported(jaxgru.lm.apply, params, whole(B, T), carry)
@@ -321,12 +333,18 @@ def test_a_start_has_the_precision_of_the_carry(kind):
     (layer,) = stack_of(kind, 1)
     x = random_like(np.zeros((2, 3, F)), 2)
     carry = random_like(jaxgru.initial_carry(layer, 2), 1)
-    in_dtype = lambda tree, dtype: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+    def in_dtype(tree, dtype):
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
     layer = in_dtype(layer, jnp.bfloat16)
     carry = in_dtype(carry, jnp.float32)
     initial = jax.tree.map(lambda leaf: leaf[0], carry)
     run = partial(jaxgru.unroll, layer, x, carry, reset=np.array([[0, 1, 0], [0] * 3]))
-    y = lambda initial, name: run(reset_carry=initial, implementation=name)[0].sum()
+
+    def y(initial, name):
+        return run(reset_carry=initial, implementation=name)[0].sum()
+
     fast, plain = (jax.grad(y)(initial, name) for name in ("scan", "autodiff"))
     chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
     assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
@@ -359,7 +377,10 @@ def test_layers_of_a_stack_may_differ_in_precision(dtypes):
 def shapes_of(kind, dtype):
     """A layer's shapes: its biases in `dtype`, its matrices in bfloat16."""
     layer = jax.eval_shape(partial(INIT[kind], jax.random.key(0), F, H, dtype=dtype))
-    narrow = lambda leaf: leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+
+    def narrow(leaf):
+        return leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+
     return jax.tree.map(narrow, layer)
 
 
@@ -369,7 +390,10 @@ def wide_carry(layer):
 
 
 def gradient_shapes(function, *arguments):
-    scalar = lambda *a: sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+
+    def scalar(*a):
+        return sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+
     return jax.eval_shape(jax.grad(scalar, tuple(range(len(arguments)))), *arguments)
 
 
@@ -392,14 +416,21 @@ def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     layer = shapes_of(kind, dtype)
     x = jax.ShapeDtypeStruct((2, 3, F), "float32")
     carry = initial = wide_carry(layer)
-    with_name = lambda function: partial(function, implementation=implementation)
+
+    def with_name(function):
+        return partial(function, implementation=implementation)
+
     run, both, one_step = map(with_name, (jaxgru.unroll, jaxgru.bidirectional, jaxgru.step))
+
+    def with_all(layer, x, carry, initial):
+        return run(layer, x, carry, reset_carry=initial, **ALL_OPTIONS)
+
     lengths = np.array([3, 2])
     dtypes = partial(jax.tree.map, lambda leaf: leaf.dtype)
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         for function, *arguments in (
             (run, layer, x, carry),
-            (lambda *a: run(*a[:3], reset_carry=a[3], **ALL_OPTIONS), layer, x, carry, initial),
+            (with_all, layer, x, carry, initial),
             (lambda p, x, c: one_step(p, x[:, 0], c, reset=x[:, 0, 0] > 0), layer, x, carry),
             (lambda p, x: both(p, p, x, lengths=lengths), layer, x),
         ):
@@ -439,7 +470,10 @@ def test_forward_mode_through_a_step():
     (layer,) = stack_of("lstm", 1)
     x = random_like(np.zeros((2, F)), 1)
     carry, along = (random_like(jaxgru.initial_carry(layer, 2), i) for i in (2, 3))
-    loss = lambda carry, **options: jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+
+    def loss(carry, **options):
+        return jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+
     plain = partial(loss, implementation="autodiff")
     _, slope = jax.jvp(plain, (carry,), (along,))
     expected = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(carry), along)))
@@ -467,7 +501,10 @@ def test_forward_mode_through_a_gradient(kind):
 
     def product(implementation):
         options = dict(reset=reset, implementation=implementation)
-        loss = lambda *at: jnp.sum(jaxgru.unroll(*at, **options)[0] ** 2)
+
+        def loss(*at):
+            return jnp.sum(jaxgru.unroll(*at, **options)[0] ** 2)
+
         return jax.jit(lambda at: jax.jvp(jax.grad(loss, (0, 1)), at, along)[1])(at)
 
     chex.assert_trees_all_close(product("auto"), product("autodiff"), rtol=1e-10, atol=1e-10)
@@ -520,7 +557,10 @@ def test_segments_computed_anew_need_little_memory():
     def planned(remat):
         layer = jaxgru.init_gru(KEY, 16, 128)
         x = jax.ShapeDtypeStruct((4, 4096, 16), jnp.float32)
-        loss = lambda layer, x: jaxgru.unroll(layer, x, remat=remat)[1].sum()
+
+        def loss(layer, x):
+            return jaxgru.unroll(layer, x, remat=remat)[1].sum()
+
         program = jax.jit(jax.grad(loss)).lower(layer, x).compile()
         return program.memory_analysis().temp_size_in_bytes
 
@@ -535,7 +575,10 @@ def test_a_traced_dropout_rate(kind):
     (layer,) = stack_of("gru", 1)
     x = random_like(np.zeros((2, 3, F)), 1)
     dropout = partial(jaxgru.Dropout, jax.random.key(1), site="state", kind=kind)
-    run = lambda rate, x=x: jaxgru.unroll(layer, x, dropout=dropout(rate=rate))[0]
+
+    def run(rate, x=x):
+        return jaxgru.unroll(layer, x, dropout=dropout(rate=rate))[0]
+
     rates = jnp.array([0.0, 0.4, 0.75, 1.0, -0.1])
     seen = jax.jit(jax.vmap(run))(rates)
     for y, rate in zip(seen[:3], (0.0, 0.4, 0.75), strict=True):

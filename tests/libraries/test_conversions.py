@@ -57,7 +57,10 @@ def three_calls(call, x, carry):
 
 
 named = lambda kind: kind.removesuffix(", relu")
-options_of = lambda kind: {"activation_fn": jax.nn.relu} if "relu" in kind else {}
+
+
+def options_of(kind):
+    return {"activation_fn": jax.nn.relu} if "relu" in kind else {}
 
 
 def linen_calls(cell, dtype, T, B, E, H):
@@ -83,7 +86,10 @@ def nnx_calls(cell, dtype, T, B, E, H):
 
     def calls(rnn_class):
         graph, params, rest = nnx.split(rnn_class(made), nnx.Param, ...)
-        merged = lambda params: partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+
+        def merged(params):
+            return partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+
         return params, lambda params, x, carry, **options: three_calls(
             partial(merged(params), **options), x, carry
         )
@@ -102,7 +108,10 @@ def equinox_calls(kind, dtype, T, B, E, H):
     reset = resets(B, T)
 
     def theirs(cell, xs, states):
-        step = lambda state, x: (after := cell(x, state), jax.tree.leaves(after)[0])
+        def step(state, x):
+            after = cell(x, state)
+            return after, jax.tree.leaves(after)[0]
+
         run = partial(against.scanned, step, jax.tree.map(lambda s: jnp.zeros(H, dtype), states))
         each = jax.vmap(run)(states, xs, reset)
         first = jax.tree.map(lambda s: s[0], states)
@@ -144,9 +153,10 @@ def haiku_calls(kind, dtype, T, B, E, H):
     ours = calls(dm_haiku.dynamic_unroll)
     theirs = calls(hk.dynamic_unroll)
     params = randomized(jax.eval_shape(theirs.init, KEY, x, state))
-    applied = lambda model: (
-        lambda params, x, state, **options: model.apply(params, KEY, x, state, **options)
-    )
+
+    def applied(model):
+        return lambda params, x, state, **options: model.apply(params, KEY, x, state, **options)
+
     return applied(ours), applied(theirs), (params, x, state)
 
 
@@ -194,7 +204,10 @@ def test_strict_promotion(calls, kind):
 @ONE_EACH
 def test_forward_mode_of_the_plain_implementation(calls, kind):
     ours, theirs, args = calls(kind, np.float32, 3, 2, 4, 6)
-    along = lambda f: jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
+
+    def along(f):
+        return jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
+
     results = along(partial(ours, implementation="autodiff")), along(theirs)
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
 

@@ -90,7 +90,10 @@ def test_policies_of_mixed_precision(kind, policy, where):
         theirs = results(hk.dynamic_unroll)
     chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
     exact = policy.compute_dtype == policy.output_dtype == jnp.float32
-    as_float32 = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+    def as_float32(tree):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
     d_ours, ours = as_float32(ours)
     d_theirs, theirs = as_float32(theirs)
     chex.assert_trees_all_close(ours, theirs, rtol=0, atol=1e-6 if exact else 0.03)

@@ -45,7 +45,10 @@ def test_lengths_and_the_state_of_every_step(kind):
         for x in xs[row][: lengths[row]]:
             after = cell(x, after)
             each.append(after)
-        of_row = lambda tree, row=row: jax.tree.map(lambda leaf: leaf[row], tree)
+
+        def of_row(tree, row=row):
+            return jax.tree.map(lambda leaf: leaf[row], tree)
+
         chex.assert_trees_all_close(of_row(state), after, rtol=1e-5, atol=1e-5)
         assert not ys[row][len(each) :].any()
         for t, one in enumerate(each):

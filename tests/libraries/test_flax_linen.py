@@ -77,8 +77,8 @@ def test_in_a_model_as_in_purejaxrl():
         carry = normal(B, H, dtype=np.float64)
         variables = jax.tree.map(lambda w: jnp.asarray(w, np.float64), drawn[0])
         same_numbers(
-            lambda *args: ours.apply(*args[:2], (args[2], dones)),
-            lambda *args: theirs.apply(*args[:2], (args[2], dones)),
+            lambda variables, carry, x: ours.apply(variables, carry, (x, dones)),
+            lambda variables, carry, x: theirs.apply(variables, carry, (x, dones)),
             *(variables, carry, x),
         )
 
@@ -131,7 +131,10 @@ X = np.ones((5, 3, 4), np.float32)
 DONES = resets(5, 3)
 H0 = np.zeros((3, 6), np.float32)
 GRU = RNN(nn.GRUCell(6), time_major=True)
-drawn = lambda module, *args, **options: module.init(jax.random.key(0), *args, **options)
+
+
+def drawn(module, *args, **options):
+    return module.init(jax.random.key(0), *args, **options)
 
 
 def of_another(cell):
@@ -142,7 +145,10 @@ def of_another(cell):
 
 
 CELL = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}, "h": {"kernel": np.zeros((6, 6))}}
-of_rnn = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
+
+
+def of_rnn(*args, **options):
+    return lambda: drawn(ScannedRNN(**options), *args)
 
 
 test_refusals = refused(
@@ -195,8 +201,13 @@ def test_restored_by_flax_and_orbax(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "it", saved)
         checkpointer.wait_until_finished()
-        from_orbax = lambda like: checkpointer.restore(tmp_path / "it", like)
-        from_bytes = lambda like: serialization.from_bytes(like, serialization.to_bytes(saved))
+
+        def from_orbax(like):
+            return checkpointer.restore(tmp_path / "it", like)
+
+        def from_bytes(like):
+            return serialization.from_bytes(like, serialization.to_bytes(saved))
+
         for restored in (from_orbax, from_bytes):
             again = restored(module.init(jax.random.key(1), X))
             assert same_bits(module.apply(again, X), module.apply(saved, X))
@@ -219,7 +230,10 @@ def test_restored_by_flax_and_orbax(tmp_path):
 def test_a_layer_starts_where_its_cell_does(monkeypatch):
     """With variables and without."""
     gru = layer("gru")
-    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5)
+
+    def half(self, batch_size):
+        return jnp.full((batch_size, len(self.U)), 0.5)
+
     monkeypatch.setattr(type(gru), "zero_carry", half)
     module = Layer(gru)
     variables = module.init(jax.random.key(0), X)
@@ -250,10 +264,11 @@ def test_flax_serialization(kind):
     class Own(Cell):  # defined after Flax learned of the library's
         b: jax.Array
 
-    own = Own(X[0, 0]), Own(X[0, 1])
-    assert same_bits(serialization.from_bytes(own[1], serialization.to_bytes(own[0])), own[0])
+    own = Own(X[0, 0])
+    target = Own(X[0, 1])
+    assert same_bits(serialization.from_bytes(target, serialization.to_bytes(own)), own)
     with pytest.raises(LibraryError, match="the saved Own has .*; it must have none"):
-        serialization.from_bytes(own[1], serialization.to_bytes(stack[0]))
+        serialization.from_bytes(target, serialization.to_bytes(stack[0]))
     residual, other = (jaxgru.ResidualStack(tuple(layers)) for layers in (stack, other))
     read = serialization.from_bytes(other, serialization.to_bytes(residual))
     assert same_bits(read, residual) and isinstance(read, jaxgru.ResidualStack)

@@ -169,7 +169,10 @@ def test_dropout_by_rngs_and_deterministic():
     stream = nnx.Rngs(1).dropout.fork()
     call = nnx.jit(lambda module: module(x))
     run = partial(jaxgru.unroll, weights, x)
-    drawn = lambda: [site.replace(key=stream()) for site in sites]
+
+    def drawn():
+        return [site.replace(key=stream()) for site in sites]
+
     alike = partial(jax.tree.map, close)  # to rounding: within `jit`, it is another program
     for _ in range(2):
         alike(call(module), run(dropout=drawn()))
@@ -207,7 +210,10 @@ def test_integer_inputs():
 
 
 X = np.ones((3, 5, 4), np.float32)
-rnn = lambda cell_class="GRUCell", **options: RNN(nnx_cell(cell_class, **options))
+
+
+def rnn(cell_class="GRUCell", **options):
+    return RNN(nnx_cell(cell_class, **options))
 
 
 def altered(cell_class, part, name, weight):

@@ -93,7 +93,8 @@ def test_stacks(kind, two):
 @EVERY
 def test_without_biases(kind):
     p = from_keras(made(kind, use_bias=False))
-    y = to_keras(p, return_sequences=True)(x := normal(2, 5, 4, dtype=np.float32))
+    x = normal(2, 5, 4, dtype=np.float32)
+    y = to_keras(p, return_sequences=True)(x)
     np.testing.assert_allclose(jaxgru.unroll(p, x)[0], y, 1e-5, 1e-5)
 
 
@@ -102,8 +103,16 @@ class Mine(keras.layers.GRU):
 
 
 run = dict(return_sequences=True, **UNDRAWN)
-several = lambda *layers: from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
-both = lambda **options: keras.layers.Bidirectional(keras.layers.GRU(6, **run), **options)
+
+
+def several(*layers):
+    return from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
+
+
+def both(**options):
+    return keras.layers.Bidirectional(keras.layers.GRU(6, **run), **options)
+
+
 LSTM = layer("lstm")
 RNN = layer("rnn")
 W, U, B = (np.ones(shape, np.float32) for shape in ((4, 18), (6, 18), (2, 18)))

@@ -153,7 +153,10 @@ def test_a_step(kind):
     assert [value.name for value in model.graph.input][:2] == ["x", "reset"]
     run = runtime(model)
     for B in (1, 2, 7):
-        rows = lambda tree, B=B: jax.tree.map(lambda leaf: leaf[:B], tree)
+
+        def rows(tree, B=B):
+            return jax.tree.map(lambda leaf: leaf[:B], tree)
+
         close(rows(ours), run(*rows([x, reset, *jax.tree.leaves(carry)])))
 
 
@@ -191,7 +194,10 @@ def test_the_same_numbers(kinds, directions, lengths, B, T, H):
     run = runtime(to_onnx(sides if two else sides[0], lengths=bool(lengths), **reverse))
     for rows in (B, 1):
         inputs = [x, *lengths.values(), *jax.tree.leaves(carry)]
-        first = lambda tree, rows=rows: jax.tree.map(lambda leaf: leaf[:rows], tree)
+
+        def first(tree, rows=rows):
+            return jax.tree.map(lambda leaf: leaf[:rows], tree)
+
         close(first(ours), run(*first(inputs)))
 
 
@@ -201,7 +207,10 @@ def test_a_residual_stack_of_several_cells(form):
     layers = jaxgru.ResidualStack((drawn("lstm"), drawn("gru", 6), drawn("min_gru", 6)))
     x = normal(3, 4, 4, dtype=np.float32)
     reset = np.random.default_rng(3).random((3, 4)) < 0.5
-    like = lambda B: jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
+
+    def like(B):
+        return jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
+
     carry = randomized(like(3))
     initial = randomized(like(1), seed=1)
     initial = jax.tree.map(lambda leaf: leaf[0], initial)
@@ -332,7 +341,10 @@ def in_graph(dtype, functions):
     written = []
     a = graph.value(graph.input("a", symbolic_B, 4), symbolic_B, 4)
     for i, function in enumerate(functions):
-        of_dtype = lambda a, f=function: f(a.astype(dtype)).astype(np.float32)
+
+        def of_dtype(a, f=function):
+            return f(a.astype(dtype)).astype(np.float32)
+
         try:
             jax.eval_shape(of_dtype, np.zeros((3, 4), np.float32))
         except (TypeError, ValueError):
@@ -425,7 +437,10 @@ def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=F
     node = helper.make_node(
         op, names, outputs, "it", hidden_size=H, direction=direction, **attributes
     )
-    value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+    def value(name):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
     stored = [numpy_helper.from_array(weight, name) for name, weight in weights.items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "B", E])
     graph = helper.make_graph([node], "g", [x], [value(name) for name in outputs], stored)
@@ -546,7 +561,8 @@ def test_peepholes_of_zeros(two):
     p = jaxgru.init_coupled_lstm(KEY, 4, 6, peepholes=True)
     x = normal(3, 5, 4, dtype=np.float32)
     q = randomized(p, 1).replace(p=None)
-    (node,) = from_onnx(model := to_onnx(([p], [q]) if two else p))
+    model = to_onnx(([p], [q]) if two else p)
+    (node,) = from_onnx(model)
     assert same_bits(node.layer, p)
     if two:
         p = randomized(p, 2)

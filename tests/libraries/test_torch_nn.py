@@ -127,7 +127,10 @@ def test_there_and_back_bit_for_bit(kind, E, H, L, two, double):
     for name in [name for name in wanted if kind != "gru" and name.startswith("bias_ih")]:
         second = name.replace("_ih", "_hh")  # only their sum acts
         wanted |= {name: wanted[name] + wanted[second], second: torch.zeros_like(wanted[second])}
-    as_numpy = lambda state: {name: weight.numpy() for name, weight in state.items()}
+
+    def as_numpy(state):
+        return {name: weight.numpy() for name, weight in state.items()}
+
     assert same_bits(as_numpy(again.state_dict()), as_numpy(wanted))
     assert same_bits(from_torch(again), layers)
 

@@ -187,13 +187,27 @@ def test_haiku(kind):
     alike(results(dm_haiku.dynamic_unroll), results(hk.dynamic_unroll))
 
 
-linen_rnn = lambda **options: flax_linen.RNN(nn.MGUCell(6)).init(KEY, X, **options)
-nnx_rnn = lambda **options: flax_nnx.RNN(Counting())(X, **options)
+def linen_rnn(**options):
+    return flax_linen.RNN(nn.MGUCell(6)).init(KEY, X, **options)
+
+
+def nnx_rnn(**options):
+    return flax_nnx.RNN(Counting())(X, **options)
+
+
 unroll = partial(equinox_nn.unroll, Pair(equinox_cell("GRUCell"), equinox_cell("GRUCell", 6)), X)
-haiku = lambda: dm_haiku.dynamic_unroll(hk.VanillaRNN(6), X, X[0], implementation="scan")
-scanned_rnn = lambda **options: flax_linen.ScannedRNN(nn.MGUCell).init(
-    KEY, X[:, 0, :3], (X.swapaxes(0, 1), RESET.T), **options
-)
+
+
+def haiku():
+    return dm_haiku.dynamic_unroll(hk.VanillaRNN(6), X, X[0], implementation="scan")
+
+
+def scanned_rnn(**options):
+    return flax_linen.ScannedRNN(nn.MGUCell).init(
+        KEY, X[:, 0, :3], (X.swapaxes(0, 1), RESET.T), **options
+    )
+
+
 known = "needs a cell that jaxgru knows: the cell is "
 
 test_what_jaxgru_alone_has = refused(

@@ -86,7 +86,10 @@ def test_one_beam_is_greedy_and_goes_on_exactly():
 
 def random_carry(params):
     rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
+
+    def draw(leaf):
+        return jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
+
     return jax.tree.map(draw, initial_carry(params, len(PROMPT)))
 
 

@@ -193,7 +193,10 @@ class TestManyPrompts:
 
     def test_neither_more_prompts_nor_more_samples_change_one(self, params):
         options = Options(num_tokens=N, temperature=2)
-        texts = lambda *prompts, n: [*generate_texts(params, TOKENIZER, prompts, options, n)]
+
+        def texts(*prompts, n):
+            return [*generate_texts(params, TOKENIZER, prompts, options, n)]
+
         more = texts("a", "b", "a", n=3)
         assert texts("a", "b", n=2) == [*more[:2], *more[3:5]] and len(set(more)) == 9
 
@@ -255,10 +258,17 @@ def test_each_token_is_decoded_once(tokenizer, monkeypatch):
     decoded = []
     decode = tokenizer._processor.decode
     N = 64 * samplers.CHUNK
-    counting = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
-    monkeypatch.setattr(tokenizer._processor, "decode", counting)
-    ones = lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
-    monkeypatch.setattr(samplers, "generate", ones)
+
+    def decode_and_count(tokens):
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    monkeypatch.setattr(tokenizer._processor, "decode", decode_and_count)
+
+    def generate_ones(params, key, prompt, num_tokens, *_, **__):
+        return jnp.ones((1, num_tokens), int), None, key
+
+    monkeypatch.setattr(samplers, "generate", generate_ones)
     assert text_of(wild(60), "a", tokenizer, num_tokens=N)
     assert sum(decoded) <= 2 * N + 1  # SentencePiece needs one before it
 

@@ -346,8 +346,9 @@ def test_promotes_nothing_implicitly(kind, x64):
         likeliest = jaxgru.lm.beam_search(params, TOKENS, 2, 2, stop=np.array([1]))
         return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled, likeliest
 
-    strict = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
-    with jax.enable_x64(x64), strict[0], strict[1]:
+    strict_ranks = jax.numpy_rank_promotion("raise")
+    strict_dtypes = jax.numpy_dtype_promotion("strict")
+    with jax.enable_x64(x64), strict_ranks, strict_dtypes:
         for implementation in ("auto", "autodiff", "wavefront"):
             jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
         seen = jax.eval_shape(others, params)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -175,13 +177,18 @@ class TestGenerate:
     def test_compiled_within_another_program_it_is_the_same(self, params):
         """A scan over N steps, which cannot end early, and not a program for 16."""
         options = dict(stop=[3, 6], logits_processor=RepetitionPenalty(1.5), return_logprobs=True)
-        run = lambda key, lengths: generate(params, key, PROMPT, N, lengths=lengths, **options)
+
+        def run(key, lengths):
+            return generate(params, key, PROMPT, N, lengths=lengths, **options)
+
         lengths = jnp.array(LENGTHS)
         tokens, carry, key, logprobs = run(KEY, lengths)
-        seen = jax.jit(run)(KEY, lengths)
-        np.testing.assert_array_equal(seen[0], tokens)
-        chex.assert_trees_all_close((seen[1], seen[3]), (carry, logprobs), rtol=1e-4, atol=1e-5)
-        assert (jax.random.key_data(seen[2]) == jax.random.key_data(key)).all()
+        seen, seen_carry, seen_key, seen_logprobs = jax.jit(run)(KEY, lengths)
+        np.testing.assert_array_equal(seen, tokens)
+        alike = partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
+        alike(seen_carry, carry)
+        alike(seen_logprobs, logprobs)
+        assert (jax.random.key_data(seen_key) == jax.random.key_data(key)).all()
 
     def test_it_ends_with_the_last_row(self, params):
         """Every token is a stop: one step of 10,000, and the token fills the rest."""
@@ -209,18 +216,21 @@ class TestGenerate:
         """In its tokens, its carry and its key, also after a stop; within `jit`, too."""
         keys = jax.random.split(KEY, 3)
         options = dict(stop=[3, 6], logits_processor=MinP(0.01))
-        run = lambda keys: generate(params, keys, PROMPT, N, lengths=LENGTHS, **options)
+
+        def run(keys):
+            return generate(params, keys, PROMPT, N, lengths=LENGTHS, **options)
+
         with jax.debug_key_reuse(True):
-            seen = run(keys)
+            seen, carries, keys_after = run(keys)
         for i, (key, n) in enumerate(zip(keys, LENGTHS, strict=True)):
             tokens, carry, key = generate(params, key, PROMPT[i : i + 1, :n], N, **options)
-            np.testing.assert_array_equal(seen[0][i], tokens[0])
-            of_row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], seen[1])
+            np.testing.assert_array_equal(seen[i], tokens[0])
+            of_row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], carries)
             chex.assert_trees_all_close(of_row, carry, rtol=1e-4, atol=1e-5)
-            assert (jax.random.key_data(seen[2][i]) == jax.random.key_data(key)).all()
-        np.testing.assert_array_equal(jax.jit(run)(keys)[0], seen[0])
+            assert (jax.random.key_data(keys_after[i]) == jax.random.key_data(key)).all()
+        np.testing.assert_array_equal(jax.jit(run)(keys)[0], seen)
         shared, *_ = generate(params, keys[0], PROMPT, N, lengths=LENGTHS, **options)
-        assert (shared[1:] != seen[0][1:]).any()
+        assert (shared[1:] != seen[1:]).any()
 
     def test_counts_continue_a_text_exactly(self, params):
         """8 tokens and 4 more are the 12, given how often the text so far has each token."""

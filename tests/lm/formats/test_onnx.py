@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -104,8 +105,8 @@ class TestSmallModels:
         tokens = np.random.default_rng(1).integers(config.vocab_size, size=(B, T), dtype=np.int32)
         carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(params.layers, B)))
         with jax.enable_x64(True):
-            double = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, carry))
-            ours = jaxgru.lm.apply(double[0], tokens, double[1], implementation="autodiff")
+            double = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, jnp.float64))
+            ours = jaxgru.lm.apply(double(params), tokens, double(carry), implementation="autodiff")
         runtime = Runtime(to_onnx(params))
         for run in (runtime, runtime.in_pieces):
             close(ours, run(tokens, jax.tree.leaves(carry)))

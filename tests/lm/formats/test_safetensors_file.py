@@ -197,7 +197,10 @@ class TestRefusals:
     )
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
-        save_file = lambda: save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
+
+        def save_file():
+            return save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
+
         for save in (save_file, lambda: tokenizers.save_tokenizer(tokenizer, path.parent)):
             with unchecked(), pytest.raises(tokenizers.TokenizerError, match=says):
                 save()

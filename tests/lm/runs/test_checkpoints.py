@@ -52,7 +52,10 @@ def make_run(root, model=GRU, recipe=RECIPE):
     run = create_run(root, config, TOKENIZER)
     (run / LOCK).touch()  # as whoever trained it has left it
     is_float = lambda leaf: leaf.dtype == np.float32
-    random = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), "float32")
+
+    def random(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape), "float32")
+
     fresh = init_state(model, recipe)
     state = jax.tree.map(lambda leaf: random(leaf) if is_float(leaf) else leaf, fresh)
     state = state.replace(step=jnp.array(2, state.step.dtype))
@@ -67,7 +70,10 @@ def make_run(root, model=GRU, recipe=RECIPE):
 
 def assert_same(a, b):
     """Structure, dtypes and bits, also of PRNG keys."""
-    is_key = lambda x: jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+    def is_key(x):
+        return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
     bits = lambda x: jax.random.key_data(x) if is_key(x) else x
     chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 

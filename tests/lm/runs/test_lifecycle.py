@@ -112,10 +112,13 @@ def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     resume_run(run, {"training.epochs": 3})
     params, config, tokenizer = jaxgru.lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
-    between = lambda places: [
-        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
-        for begin, end in itertools.pairwise(places)
-    ]
+
+    def between(places):
+        return [
+            numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
+            for begin, end in itertools.pairwise(places)
+        ]
+
     ends = np.flatnonzero(dataset.validation == tokenizer.encode("\n"))
     each = between(ends)
     windows = between(sorted({*ends, *range(0, ends[-1], 16)}))

@@ -145,10 +145,15 @@ def test_a_tied_embedding_learns_as_pytorchs():
     gru = torch.nn.GRU(4, 4)
     head = torch.nn.Linear(4, 5)
     head.weight = embedding.weight
-    array = lambda parameter: jnp.array(parameter.detach().numpy())
-    as_ours = lambda: Params(
-        array(embedding.weight), from_torch(gru), None, HeadParams(None, array(head.bias))
-    )
+
+    def array(parameter):
+        return jnp.array(parameter.detach().numpy())
+
+    def as_ours():
+        return Params(
+            array(embedding.weight), from_torch(gru), None, HeadParams(None, array(head.bias))
+        )
+
     rates = dict(learning_rate=0.1, weight_decay=0.5, max_grad_norm=0.1, schedule="constant")
     recipe = TrainingConfig(**rates)
     params = as_ours()
@@ -169,12 +174,13 @@ def test_a_tied_embedding_learns_as_pytorchs():
 
 
 def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters(finished):
-    a = finished
-    b = run()
-    assert_same(a[0], b[0])
-    assert [r.train_loss for r in a[2].records] == [r.train_loss for r in b[2].records]
-    c = run(trained_by(seed=1))
-    assert a[2].records[0].train_loss != c[2].records[0].train_loss
+    losses = lambda progress: [record.train_loss for record in progress.records]
+    state, _, progress = finished
+    again, _, progress_again = run()
+    assert_same(state, again)
+    assert losses(progress) == losses(progress_again)
+    *_, of_another_seed = run(trained_by(seed=1))
+    assert losses(progress)[0] != losses(of_another_seed)[0]
 
 
 def test_each_key_is_used_once():
@@ -310,7 +316,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(after, config):
     observer.interrupted = lambda: len(chunks) == after
     with pytest.raises(KeyboardInterrupt):
         run(config, observer=observer)
-    (state, best, progress) = saved[0]
+    state, best, progress = saved[0]
     assert 0 < int(state.step) < 15
     final, result = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert_same(final, expected)
@@ -361,9 +367,12 @@ def test_computing_parts_anew_changes_nothing(length, site):
         params = random_params(model, dtype="float64")
         inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
         dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
-        compute = lambda remat: jax.jit(
-            jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True)
-        )(params, inputs, targets, dropout)
+
+        def compute(remat):
+            return jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
+                params, inputs, targets, dropout
+            )
+
         chex.assert_trees_all_close(compute(False), compute(True), rtol=1e-11, atol=1e-13)
 
 
@@ -465,7 +474,10 @@ def test_streams_start_where_the_cells_do(monkeypatch, forget_traces):
         STREAMS, batch_size=B, sequence_length=T, gradient_accumulation=1, state_dropout=0.0
     )
     cell = type(random_params(CONFIG.model).layers[0])
-    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5, self.b.dtype)
+
+    def half(self, batch_size):
+        return jnp.full((batch_size, len(self.U)), 0.5, self.b.dtype)
+
     monkeypatch.setattr(cell, "zero_carry", half)
     forget_traces()
     state = init_state(CONFIG.model, recipe, "streams")
@@ -566,27 +578,32 @@ def test_every_regularizer_against_a_plain_loop():
             dropout_masks(params.layers, Dropout(key, rate, site), B, T)
             for key, (site, rate) in sites
         )
-        masks = state[0].hidden, state[1].hidden, below[0].input, between[0].output, above[1].output
+        factors = lambda mask: mask.keep * mask.scale
+        masks = {
+            "input": factors(below[0].input),
+            "state": [factors(state[0].hidden), factors(state[1].hidden)],
+            "output": [factors(between[0].output), factors(above[1].output)],
+        }
         kept = [
             jax.random.bernoulli(jax.random.split(layer, 1)[0], 0.75, (4, 12)) / 0.75
             for layer in jax.random.split(weight_key, 2)
         ]
-        return x, y, zero, [mask.keep * mask.scale for mask in masks], kept
+        return x, y, zero, masks, kept
 
     def loss(params, carry, x, y, zero, masks, kept):
         sigmoid = jax.nn.sigmoid
         total = 0.0
         hidden = [jnp.where(zero[:, None], 0, h) for h in carry]
         for t in range(T):
-            h = params.embedding[x[:, t]] * masks[2][t]
+            h = params.embedding[x[:, t]] * masks["input"][t]
             for i, layer in enumerate(params.layers):
                 p = by_gate(layer.replace(U=layer.U * kept[i]))
                 old = hidden[i]
                 z = sigmoid(h @ p.Wz + p.bz + old @ p.Uz + p.cz)
                 r = sigmoid(h @ p.Wr + p.br + old @ p.Ur + p.cr)
                 n = jnp.tanh(h @ p.Wn + p.bn + r * (old @ p.Un + p.cn))
-                hidden[i] = ((1 - z) * old + z * n) * masks[i][t]
-                h = hidden[i] * masks[3 + i][t]
+                hidden[i] = ((1 - z) * old + z * n) * masks["state"][i][t]
+                h = hidden[i] * masks["output"][i][t]
             log_p = jax.nn.log_softmax(h @ params.head.Wo + params.head.bo)
             total -= log_p[jnp.arange(B), y[:, t]].mean() / T
         return total, hidden
@@ -604,10 +621,10 @@ def test_every_regularizer_against_a_plain_loop():
         resets = 0
         average = arrays(average)
         for step, d in enumerate([0.1, 2 / 11, 0.25, 0.3, 0.3]):
-            now = draws(step)
-            (value, carry), grads = plain(state.params, carry, *now)
+            x, y, zero, masks, kept = draws(step)
+            (value, carry), grads = plain(state.params, carry, x, y, zero, masks, kept)
             moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
-            resets += int(now[2].sum()) if step else 0
+            resets += int(zero.sum()) if step else 0
             state, losses, _ = train_steps(recipe, state, TOKENS, 1)
             assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
             chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
