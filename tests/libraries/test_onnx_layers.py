@@ -369,6 +369,8 @@ def in_graph(dtype, functions):
         ("bfloat16", False, True),
     ],
 )
+# Some functions cast an infinity to whole numbers while JAX traces them
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 def test_functions_of_a_dtype(dtype, some, others):
     """Some are written, or others refused, or both."""
     run, written, refusals = in_graph(dtype, FUNCTIONS)
@@ -497,6 +499,7 @@ def test_batches_before_steps(op):
 
 
 @pytest.mark.parametrize("kind, two", [("GRU", True), ("LSTM", False), ("RNN", True)])
+# PyTorch warns that this exporter is its older one, and of its own tracing
 @pytest.mark.filterwarnings("ignore")
 def test_what_pytorch_exports(kind, two, tmp_path):
     """Stacked: the nodes are in the layers' order; the weights are those of the module."""
