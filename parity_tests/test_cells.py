@@ -34,7 +34,10 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
     rng = np.random.default_rng(0)
     params = conversion.random_cell(rng, cell, E, H, True, dtype)
     x = conversion.random_array(rng, (B, T, E), dtype)
-    of_carry = lambda: jax.tree.leaves(random_state(rng, cell, B, H, dtype))
+
+    def of_carry():
+        return jax.tree.leaves(random_state(rng, cell, B, H, dtype))
+
     weights = [conversion.random_array(rng, (B, T, H), dtype), *of_carry()]
 
     @jax.jit
@@ -51,7 +54,8 @@ def test_a_layer(cell, run, dtype, B, T, E, H):
         gradient, ours = results_and_gradients(params, x, state)
 
         module = conversion.torch_cell(params)
-        theirs_x, (theirs_in,) = to_torch(x).requires_grad_(), conversion.carry_to_torch((state,))
+        theirs_x = to_torch(x).requires_grad_()
+        (theirs_in,) = conversion.carry_to_torch((state,))
         for tensor in theirs_in:
             tensor.requires_grad_()
         h, theirs_out = torchref.models.unroll(module, theirs_x, theirs_in)

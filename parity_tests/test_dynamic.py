@@ -14,7 +14,8 @@ from jaxgru.lm.config import ModelConfig
 from jaxgru.lm.dynamic import Dynamic, dynamic_nll, mean_squares
 from parity_tests.conversion import agree, from_state_dict, model_keys, random_params, torch_model
 
-V, EVERY = 5, 4
+V = 5
+EVERY = 4
 MODELS = {
     "gru": ModelConfig("gru", V, 3, 6, num_layers=2, second_bias=True, reset_gate="before"),
     "lstm": ModelConfig("lstm", V, 3, 6, final_norm=True),
@@ -40,11 +41,14 @@ def segment_gradient(model, inputs, targets, carry):
 
 
 def torch_mean_squares(model, tokens):
-    carry, total, n = None, [torch.zeros_like(p) for p in model.parameters()], 0
+    carry = None
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    n = 0
     for inputs, targets in segments(tokens):
         if len(inputs) == EVERY:
             gradients, _, carry = segment_gradient(model, inputs, targets, carry)
-            total, n = [t + g**2 for t, g in zip(total, gradients, strict=True)], n + 1
+            total = [t + g**2 for t, g in zip(total, gradients, strict=True)]
+            n = n + 1
     return [t / n for t in total]
 
 
@@ -52,7 +56,8 @@ def torch_dynamic_nll(model, tokens, squares, rate, decay, epsilon):
     trained = [p.detach().clone() for p in model.parameters()]
     roots = [m.sqrt() for m in squares]
     mean = torch.cat([root.flatten() for root in roots]).mean()
-    carry, nll = None, []
+    carry = None
+    nll = []
     for inputs, targets in segments(tokens):
         gradients, losses, carry = segment_gradient(model, inputs, targets, carry)
         nll += losses
@@ -68,7 +73,8 @@ def torch_dynamic_nll(model, tokens, squares, rate, decay, epsilon):
 def test_equals_a_loop_in_pytorch(kind, dtype):
     """Each token's loss after five updates so large that the losses change by a tenth and more."""
     params = random_params(np.random.default_rng(5), MODELS[kind], dtype)
-    model, keys = torch_model(params), model_keys(params)
+    model = torch_model(params)
+    keys = model_keys(params)
     theirs = torch_mean_squares(model, TOKENS)
     ours = mean_squares(params, TOKENS, EVERY)
     names = [name for name, _ in model.named_parameters()]
@@ -79,7 +85,9 @@ def test_equals_a_loop_in_pytorch(kind, dtype):
         1e-10,
     )
 
-    rate, decay, epsilon = 0.05, 0.1, 0.01
+    rate = 0.05
+    decay = 0.1
+    epsilon = 0.01
     dynamic = Dynamic(ours, rate, decay, epsilon, EVERY)
     nll = dynamic_nll(params, TOKENS, dynamic)
     static = dynamic_nll(params, TOKENS, Dynamic(ours, 0.0, every=EVERY))

@@ -50,7 +50,8 @@ class Case:
         self.carry = tuple(LSTMState(draw(), draw()) if cell == "lstm" else draw() for _ in params)
         of_output = conversion.random_array(rng, (B, T, H), dtype)
         self.weights = of_output, jax.tree.map(lambda _: draw(), self.carry)
-        self.dtype, self.name = dtype, f"{kind}, {layers} layer{'s'[: layers > 1]}"
+        self.dtype = dtype
+        self.name = f"{kind}, {layers} layer{'s'[: layers > 1]}"
 
     def objective(self, *results: Any) -> Any:
         """Return the linear function of (output, carries), for implementations in JAX."""
@@ -62,7 +63,8 @@ class Case:
         """(output (B, T, H), final carries) and the gradients of layers, input and carries."""
 
         def value(layers, x, carry):
-            h, new = x.swapaxes(0, 1), []
+            h = x.swapaxes(0, 1)
+            new = []
             for layer, state in zip(layers, carry, strict=True):
                 h, state = unroll_layer(layer, state, h)
                 new.append(state)
@@ -94,15 +96,19 @@ def case_of(kind: str, size: tuple[int, int, int, int], dtype: str, layers: int 
 def test_torch_nn(kind, size, dtype):
     """Two layers; all biases of both sides are random, but those that only act in a sum."""
     case = case_of(kind, size, dtype, 2)
-    module, x = to_torch_nn(case.layers), to_torch(case.x).requires_grad_()
+    module = to_torch_nn(case.layers)
+    x = to_torch(case.x).requires_grad_()
     module.batch_first = True
     # PyTorch has one array per kind of state, (layers, B, H); ours is a tuple by layer.
     pair = kind == "lstm"
-    stack = lambda carry: [
-        to_torch(np.stack([np.asarray(part) for part in parts]))
-        for parts in (zip(*carry, strict=True) if pair else [carry])
-    ]
-    unstack = lambda states: [state[i] for i in range(2) for state in states]
+
+    def stack(carry):
+        kinds = zip(*carry, strict=True) if pair else [carry]
+        return [to_torch(np.stack([np.asarray(part) for part in parts])) for parts in kinds]
+
+    def unstack(states):
+        return [state[i] for i in range(2) for state in states]
+
     start = [state.requires_grad_() for state in stack(case.carry)]
     output, final = module(x, tuple(start) if pair else start[0])
     final = final if pair else (final,)
@@ -141,7 +147,8 @@ def test_haiku(size, dtype):
         return hk.dynamic_unroll(hk.GRU(size[-1]), x, h, time_major=False)
 
     apply = hk.without_apply_rng(hk.transform(network)).apply
-    case, run = case_of("gru", size, dtype), lambda gru, *args: apply({"gru": gru}, *args)
+    case = case_of("gru", size, dtype)
+    run = lambda gru, *args: apply({"gru": gru}, *args)
     compare_in_jax(case, "dm-haiku GRU", run, to_haiku(case.layers[0]), from_haiku)
 
 
@@ -159,7 +166,10 @@ def test_keras(size, dtype):
     if dtype == "float64":
         layer.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
     seeds = [variable.value for variable in layer.non_trainable_variables]  # of its dropout, unused
-    run = lambda weights, x, h: layer.stateless_call(weights, seeds, x, initial_state=h)[0]
+
+    def run(weights, x, h):
+        return layer.stateless_call(weights, seeds, x, initial_state=h)[0]
+
     weights = [variable.value for variable in layer.trainable_variables]
     convert = functools.partial(from_keras, layer)
     compare_in_jax(case, "Keras GRU(reset_after=False)", run, weights, convert)

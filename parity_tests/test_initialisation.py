@@ -32,9 +32,11 @@ FLAX = {
 @pytest.mark.parametrize("init", FLAX)
 def test_layers_start_as_flaxs(init):
     """The same W, an orthogonal U per gate; zeros, but ones in our LSTM's forget gate."""
-    E, H = 48, 96
+    E = 48
+    H = 96
     cell = FLAX[init](H)
-    carry, x = jnp.zeros((1, H)), jnp.zeros((1, E))
+    carry = jnp.zeros((1, H))
+    x = jnp.zeros((1, E))
     carry = (carry, carry) if init is jaxgru.init_lstm else carry
     theirs = from_linen(cell.init(jax.random.key(0), carry, x)["params"])
     ours = init(jax.random.key(1), E, H)

@@ -45,10 +45,8 @@ def test_greedy(cell, stateful, dtype):
     """
     params = lively_params(cell, dtype)
     rng = np.random.default_rng(1)
-    prompt, carry = (
-        conversion.random_tokens(rng, 40, 3, 7),
-        conversion.random_carry(rng, params, 3, dtype),
-    )
+    prompt = conversion.random_tokens(rng, 40, 3, 7)
+    carry = conversion.random_carry(rng, params, 3, dtype)
     ours, ours_carry, _ = jaxgru.lm.generate(
         params, jax.random.key(0), prompt, 500, carry, temperature=0, stateful=stateful
     )
@@ -81,10 +79,8 @@ def test_the_published_stateful_scribe_is_stateless():
     """
     params = lively_params("gru", "float32")
     rng = np.random.default_rng(1)
-    prompt, carry = (
-        conversion.random_tokens(rng, 40, 3, 7),
-        conversion.random_carry(rng, params, 3, "float32"),
-    )
+    prompt = conversion.random_tokens(rng, 40, 3, 7)
+    carry = conversion.random_carry(rng, params, 3, "float32")
     right = conversion.torch_model(params).eval()
     model = torchref.ScribeAsPublished(40, 12, 48, 2).eval()
     model.load_state_dict(right.state_dict())
@@ -132,7 +128,10 @@ def test_distributions(dtype, V, temperature, k, top_p, seed):
     """The probabilities after temperature, top-k and top-p, alone and together."""
     logits = jnp.asarray(3 * np.random.default_rng(seed).standard_normal((4, V)), dtype)
     k = k and min(k, V)
-    distribution = lambda *options: jax.nn.softmax(filter_logits(*options), axis=-1)
+
+    def distribution(*options):
+        return jax.nn.softmax(filter_logits(*options), axis=-1)
+
     ours = jax.jit(distribution, static_argnums=2)(logits, temperature, k, top_p)
     theirs = torchref.distribution(to_torch(logits), temperature, k, top_p)
     used = [w for w, on in [("top-k", k is not None), ("top-p", top_p is not None)] if on]
@@ -153,7 +152,8 @@ def test_frequencies(cell, options):
     Only the joint distribution of several tokens shows that each is drawn independently, given the
     text so far, and that the state is passed on.
     """
-    V, B = 4, 100_000
+    V = 4
+    B = 100_000
     config = ModelConfig(cell, V, 3, 5, 2, **VARIANTS[cell])
     params = conversion.random_params(np.random.default_rng(3), config, "float32")
     params = params.replace(head=jax.tree.map(lambda leaf: 2 * leaf, params.head))

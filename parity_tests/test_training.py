@@ -37,7 +37,9 @@ class Both:
     """
 
     def __init__(self, config: Config, params: Params, tokens: np.ndarray):
-        self.config, self.tokens, self.like = config, jnp.asarray(tokens), params
+        self.config = config
+        self.tokens = jnp.asarray(tokens)
+        self.like = params
         training = config.training
         self.state = TrainState(
             params, optimizer(training).init(params), jax.random.key(7), jnp.zeros((), jnp.int32)
@@ -52,7 +54,8 @@ class Both:
 
     def epoch(self) -> tuple[np.ndarray, np.ndarray]:
         """Train one epoch on both sides; return each step's loss, ours and theirs."""
-        ours, config = [], self.config
+        ours = []
+        config = self.config
 
         def batches():
             for _ in range(config.training.steps_per_epoch):

@@ -39,7 +39,8 @@ def mesh_of(devices):
 
 def start(recipe, devices, dtype, batches="crops", end=None):
     """A fresh state on so many devices, and a compiled `train_steps` for it."""
-    mesh, state = mesh_of(devices), training.init_state(MODEL, recipe, batches)
+    mesh = mesh_of(devices)
+    state = training.init_state(MODEL, recipe, batches)
     params, carry = (
         jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for tree in (state.params, state.carry)
     )
@@ -78,7 +79,8 @@ def bytes_held(state):
 
 def difference(a, b):
     """The largest relative difference of two runs' losses, and absolute of their parameters."""
-    (a, a_losses), (b, b_losses) = a, b
+    a, a_losses = a
+    b, b_losses = b
     losses = float(np.abs(a_losses / b_losses - 1).max())
     return [losses, float(np.abs(numbers(a) - numbers(b)).max())]
 
@@ -95,7 +97,8 @@ def of_devices_and_parts():
             8,
         ),
     }
-    results, memory = {}, {}
+    results = {}
+    memory = {}
     for name, (recipe, devices) in recipes.items():
         state, run, memory[name] = start(recipe, devices, jnp.float64)
         results[name] = run(state, 12)
@@ -126,11 +129,12 @@ def of_streams(folder):
     config = Config("tiny", MODEL, DataConfig(batches="streams"), recipe)
     with open_checkpoints(folder / "streams 1") as manager:
         state, _, _ = restore(manager, folder / "streams 1", config, mesh_of(8))
-    state, last = run(state, 6)
+    resumed = run(state, 6)
+    on_one_device, losses = ends[1]
     return {
         "differences": difference(ends[8], ends[1]),
-        "resumed": difference((state, last), (ends[1][0], ends[1][1][4:])),
-        "carry a device": state.carry[0].addressable_shards[0].data.shape,
+        "resumed": difference(resumed, (on_one_device, losses[4:])),
+        "carry a device": resumed[0].carry[0].addressable_shards[0].data.shape,
     }
 
 
@@ -139,10 +143,13 @@ def of_checkpoints(folder):
     ways = [("1", "8 sharded"), ("8 sharded", "1"), ("8 sharded", "8 sharded")]
     kinds = {"1": (1, False), "8 sharded": (8, True)}
     recipes = {k: dataclasses.replace(RECIPE, shard_parameters=s) for k, (_, s) in kinds.items()}
-    results, held, programs = {}, {}, {}
+    results = {}
+    held = {}
+    programs = {}
     for kind, (devices, _) in kinds.items():
         state, run, _ = start(recipes[kind], devices, jnp.float32)
-        held[kind], programs[kind] = bytes_held(state), run
+        held[kind] = bytes_held(state)
+        programs[kind] = run
         state, first = run(state, 8)
         with open_checkpoints(folder / kind) as manager:
             save(manager, state, None, training.Progress())
@@ -153,8 +160,9 @@ def of_checkpoints(folder):
     resumed = {}
     for source, target in ways:
         config = Config("tiny", MODEL, training=recipes[target])
+        devices, _ = kinds[target]
         with open_checkpoints(folder / source) as manager:
-            state, _, _ = restore(manager, folder / source, config, mesh_of(kinds[target][0]))
+            state, _, _ = restore(manager, folder / source, config, mesh_of(devices))
         before, expected, losses = results[source]
         same = bits(state) == before
         state, last = programs[target](state, 12)
@@ -170,7 +178,8 @@ def of_checkpoints(folder):
 
 def of_sampling():
     """24 rows on 1 device and on 8: the tokens, and the devices' messages to one another."""
-    params, key = init(jax.random.key(0), MODEL, jnp.float64), jax.random.key(1)
+    params = init(jax.random.key(0), MODEL, jnp.float64)
+    key = jax.random.key(1)
     prompt = TOKENS[:48].reshape(24, 2)
     one, _, _ = generate(params, key, prompt, 20, top_k=5)
     mesh = mesh_of(8)
@@ -186,8 +195,10 @@ def of_sampling():
 def of_validation():
     """46 windows in 10 batches, spread over the devices; the batches that one device has."""
     evaluation.TOKENS_AT_ONCE = 64
-    params, same = init(jax.random.key(0), MODEL), {}
-    one, units = window_nll(params, TOKENS, 11), window_nll(params, TOKENS, 11, separator_token=7)
+    params = init(jax.random.key(0), MODEL)
+    same = {}
+    one = window_nll(params, TOKENS, 11)
+    units = window_nll(params, TOKENS, 11, separator_token=7)
     for devices, sharded in [(1, False), (2, False), (8, False), (8, True)]:
         mesh = mesh_of(devices)
         placed = jax.device_put(params, shardings(params, mesh, sharded))
@@ -202,7 +213,8 @@ def of_validation():
     return {"same": same, "predictions": len(one), "batches per device": on_each}
 
 
-folder, what = Path(sys.argv[1]), sys.argv[2]
+folder = Path(sys.argv[1])
+what = sys.argv[2]
 if what == "the rest":
     seen = of_devices_and_parts() | {"streams": of_streams(folder)}
 else:

@@ -148,8 +148,11 @@ class TestRecurrentPPO:
     def test_advantages_are_sums_of_later_rewards(self):
         """With λ = 1: discounted rewards up to the end of the episode or V, minus V now."""
         rng = np.random.default_rng(0)
-        T, s = 9, ppo.Settings(lambda_=1.0)
-        reward, value, done = rng.normal(size=T), rng.normal(size=T), rng.random(T) < 0.3
+        T = 9
+        s = ppo.Settings(lambda_=1.0)
+        reward = rng.normal(size=T)
+        value = rng.normal(size=T)
+        done = rng.random(T) < 0.3
         seen = ppo.Rollout(*[None] * 4, *(jnp.asarray(a)[:, None] for a in (value, reward, done)))
         found = ppo.advantages(seen, jnp.array([0.7]), s)[:, 0]
         for t in range(T):
@@ -186,8 +189,10 @@ class TestR2D2:
     @classmethod
     def piece(cls):
         """Parameters, others, and what the agent of the first saw: whole episodes and parts."""
-        s, keys = cls.SMALL, jax.random.split(jax.random.key(0), 4)
-        params, other = r2d2.init(keys[0], s), r2d2.init(keys[1], s)
+        s = cls.SMALL
+        keys = jax.random.split(jax.random.key(0), 4)
+        params = r2d2.init(keys[0], s)
+        other = r2d2.init(keys[1], s)
         actors = r2d2.new_actors(keys[2], s.batch_size, s)
         rollout = jax.jit(partial(r2d2.rollout, num_steps=8, s=s))
         for key in jax.random.split(keys[3]):  # the second begins within episodes
@@ -216,7 +221,10 @@ class TestR2D2:
                 if not seen.done[t, row]:
                     wanted += self.SMALL.gamma * later[t - 2, row, q[t - 2, row].argmax()]
                 errors.append((q[t - 3, row, seen.action[t, row]] - wanted) ** 2)
-        of_x = lambda x: r2d2.loss_fn(params, other, seen._replace(x=x), self.SMALL)
+
+        def of_x(x):
+            return r2d2.loss_fn(params, other, seen._replace(x=x), self.SMALL)
+
         loss, gradient = jax.jit(jax.value_and_grad(of_x))(seen.x)
         assert loss == pytest.approx(np.mean(errors), rel=1e-5)
         assert [bool(of_step.any()) for of_step in gradient[:7]] == [False] * 3 + [True] * 4
@@ -243,7 +251,8 @@ class TestFineTuning:
     @pytest.mark.slow
     def test_the_trained_recurrence_is_ahead_on_another_text(self, monkeypatch, capsys, tmp_path):
         """The text has characters that astra_alpha does not know; 5 steps on 5,000 characters."""
-        text, saved = tmp_path / "text.txt", tmp_path / "mine.safetensors"
+        text = tmp_path / "text.txt"
+        saved = tmp_path / "mine.safetensors"
         topics = "\n".join(importlib.import_module("pydoc_data.topics").topics.values())
         text.write_text(topics[:5_000], encoding="utf-8")
         out = run(
@@ -260,7 +269,8 @@ class TestFineTuning:
     def test_what_a_model_knew_it_still_computes(self):
         """On a text of known characters, the other vocabulary changes no logit of theirs."""
         params, config, _ = lm.load("elman_alpha")
-        old, new = lm.load("elman_alpha")[2].pieces, ["é", *"EMOR", "ß"]
+        old = lm.load("elman_alpha")[2].pieces
+        new = ["é", *"EMOR", "ß"]
         sizes = dataclasses.replace(config.model, vocab_size=len(new))
         fresh = lm.init(jax.random.key(0), sizes)
         adapted = tuning.adapt(params, old, new, fresh)
@@ -337,7 +347,8 @@ class TestAttention:
         """One place at a time, from the paper's equations 7 and 8 and their "general" score."""
         rng = np.random.default_rng(0)
         params = {"attention": rng.normal(size=(4, 4)), "head": rng.normal(size=(8, 3))}
-        y, memory = rng.normal(size=(2, 5, 4)), rng.normal(size=(2, 3, 4))
+        y = rng.normal(size=(2, 5, 4))
+        memory = rng.normal(size=(2, 3, 4))
         found = attention.scores(params, jnp.array(y), jnp.array(memory), jnp.array([3, 2]))
         for b, n in enumerate((3, 2)):
             for t in range(5):
@@ -505,7 +516,8 @@ class TestSequenceClassification:
             "layers": jaxgru.init_stack("gru", keys[1], 4, 3, 2),
             "head": jax.random.normal(keys[2], (3, 8)),
         }
-        ids, lengths = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]), (5, 2)
+        ids = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+        lengths = (5, 2)
         batch = classification.scores(params, ids, jnp.array(lengths))
         for row, n in enumerate(lengths):
             carry = jaxgru.initial_carry(params["layers"], 1)
@@ -516,10 +528,11 @@ class TestSequenceClassification:
     def test_it_learns_to_count(self):
         """Words of up to 6 letters that begin otherwise than those that it was trained on."""
         trained, (ids, lengths, syllables, words) = classification.data(T=6)
-        known = dict(zip(trained[3], trained[2], strict=True))
+        _, _, trained_syllables, trained_words = trained
+        known = dict(zip(trained_words, trained_syllables, strict=True))
         known |= dict(zip(words, syllables, strict=True))
         assert [known[word] for word in ("cat", "make", "about", "banana")] == [1, 1, 2, 3]
-        assert not {word[:4] for word in words} & {word[:4] for word in trained[3]}
+        assert not {word[:4] for word in words} & {word[:4] for word in trained_words}
         for row, word in enumerate(words[:100]):
             letters = [classification.LETTERS[i] for i in ids[row, : lengths[row]]]
             assert "".join(letters) == word
@@ -537,14 +550,16 @@ class TestSequenceClassification:
 class TestRSSM:
     def test_an_episode_in_a_sequence_is_the_episode_alone(self):
         """From zeros, and without the action before it."""
-        params, keys = rssm.init(jax.random.key(0), 8), jax.random.split(jax.random.key(1), 12)
+        params = rssm.init(jax.random.key(0), 8)
+        keys = jax.random.split(jax.random.key(1), 12)
         seen = rssm.play(jax.random.key(2), 3, 12)
         starts = jnp.zeros_like(seen.starts).at[jnp.array([0, 5, 6])].set(True)
         seen = seen._replace(action=jnp.ones_like(seen.action), starts=starts)
         whole = rssm.observe(params, seen, keys)
         for steps in (slice(5), slice(5, 6), slice(6, 12)):
             part, expected = jax.tree.map(operator.itemgetter(steps), (seen, whole))
-            action, starts = part.action.at[0].set(0), jnp.zeros_like(part.starts)
+            action = part.action.at[0].set(0)
+            starts = jnp.zeros_like(part.starts)
             alone = part._replace(action=action, starts=starts)
             chex.assert_trees_all_close(
                 rssm.observe(params, alone, keys[steps]), expected, atol=1e-5
@@ -552,7 +567,8 @@ class TestRSSM:
 
     def test_to_imagine_is_to_observe_with_the_prior(self):
         """A posterior that is the prior, blind to x, draws what is imagined."""
-        params, keys = rssm.init(jax.random.key(0), 8), jax.random.split(jax.random.key(1), 12)
+        params = rssm.init(jax.random.key(0), 8)
+        keys = jax.random.split(jax.random.key(1), 12)
         W, V = params["prior"]
         blind = params | {"posterior": (jnp.pad(W, ((0, 1), (0, 0))), V)}
         seen = rssm.play(jax.random.key(2), 3, 12, ends=0)
@@ -584,7 +600,10 @@ class TestRSSM:
         world = rssm.play(keys[1], 200, rssm.PAST + rssm.FUTURE, ends=0)
         reset = world._replace(starts=jnp.ones_like(world.starts))
         imagined, alone = (rssm.futures(params, w, keys[2]).mean(-1) for w in (world, reset))
-        error = lambda x: jnp.square(x - world.position[rssm.PAST :])[:10].mean()
+
+        def error(x):
+            return jnp.square(x - world.position[rssm.PAST :])[:10].mean()
+
         assert error(imagined) < 0.9 * min(error(alone), error(world.x[rssm.PAST - 1]))
         h, _, posterior = rssm.observe(params, world, jax.random.split(keys[3], len(world.x)))
         p = jnp.exp(posterior)

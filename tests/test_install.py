@@ -101,7 +101,8 @@ class Environment:
 
     def __init__(self, folder: Path, *packages: object) -> None:
         venv.create(folder / "environment", with_pip=True)
-        self.programs, self.work = folder / "environment" / PLACES, folder / "work"
+        self.programs = folder / "environment" / PLACES
+        self.work = folder / "work"
         self.work.mkdir()
         ours = ("PYTHON", "JAX", "XLA")  # the tests' own settings
         self.variables = {k: v for k, v in os.environ.items() if not k.startswith(ours)}

@@ -16,6 +16,7 @@ import jaxgru
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REPOSITORY = PROJECT["urls"]["Repository"]
+ISSUES = ".github/ISSUE_TEMPLATE"
 
 
 def text_of(name: str) -> str:
@@ -46,14 +47,23 @@ class TestVersions:
 
 
 class TestDocuments:
-    def test_the_citation_is_valid(self):
-        schema = "--builtin-schema", "vendor.citation-file-format", "CITATION.cff"
-        command = [sys.executable, "-m", "check_jsonschema", *schema]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    @pytest.mark.parametrize(
+        "schema, names",
+        [
+            ("citation-file-format", ["CITATION.cff"]),
+            ("github-issue-config", [f"{ISSUES}/config.yml"]),
+            ("github-issue-forms", [f"{ISSUES}/bug.yml", f"{ISSUES}/idea.yml"]),
+        ],
+    )
+    def test_what_others_read_is_valid(self, schema, names):
+        """GitHub leaves out a form that is not, without a word."""
+        check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+        done = subprocess.run([*check, *names], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert yaml_of("CITATION.cff")["repository-code"] == REPOSITORY
 
-    @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+    @pytest.mark.parametrize(
+        "name", ["CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md"]
+    )
     def test_the_files_that_it_names_exist(self, name):
         text = text_of(name)
         places = {path.name for path in ROOT.iterdir()} - {"runs"}
@@ -75,5 +85,7 @@ class TestDocuments:
 
     def test_one_repository(self):
         named = re.findall(r"https://github.com/\S+(?=>|$)", text_of("SECURITY.md"))
+        named += [link["url"] for link in yaml_of(f"{ISSUES}/config.yml")["contact_links"]]
+        assert yaml_of("CITATION.cff")["repository-code"] == REPOSITORY
         for url in [*PROJECT["urls"].values(), *named]:
             assert url.startswith((REPOSITORY, "https://jaxgru.github.io/")), url

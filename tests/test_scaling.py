@@ -45,7 +45,8 @@ def on_eight_devices(part):
     return seen
 
 
-seen, rest = on_eight_devices("most"), on_eight_devices("the rest")
+seen = on_eight_devices("most")
+rest = on_eight_devices("the rest")
 
 
 class TestDevices:
@@ -156,8 +157,11 @@ def signalled(tmp_path, pair, victim, number):
     """Sends one of them a signal after the first epoch reported; both must end in a minute."""
     limit = threading.Timer(300, lambda: [process.kill() for process in pair])
     limit.start()
-    while not (line := pair[0].stdout.readline()).startswith("epoch"):
-        assert line, (tmp_path / "0.err").read_text()
+    for line in iter(pair[0].stdout.readline, ""):
+        if line.startswith("epoch"):
+            break
+    else:
+        pytest.fail((tmp_path / "0.err").read_text())
     limit.cancel()
     pair[victim].send_signal(number)
     return end(tmp_path, pair, limit=60)
@@ -172,8 +176,10 @@ def assert_as_undisturbed(run):
     """The run's losses and result are those of one process on one device, to rounding."""
     params, config, tokenizer = jaxgru.lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
-    progress, state = Progress(), init_state(config.model, config.training)
-    observer, tokens = Observer(), (dataset.train, dataset.validation)
+    progress = Progress()
+    state = init_state(config.model, config.training)
+    observer = Observer()
+    tokens = (dataset.train, dataset.validation)
     _, result = fit(config, state, None, progress, *tokens, observer)
     undisturbed = [[r.train_loss, r.val_loss] for r in progress.records]
     np.testing.assert_allclose(losses(run), undisturbed, rtol=1e-6)
@@ -224,7 +230,8 @@ def test_a_failure_in_one_process_is_told_in_the_other(tmp_path, tiny_text):
 @pytest.mark.parametrize("length", [0, 4096, 5000, 100_000])
 def test_a_message_of_any_length_reaches_the_other_processes(length, monkeypatch):
     """Process 0's broadcasts, played back to process 1: all processes must send equal shapes."""
-    path, sent = "ü" * length, []
+    path = "ü" * length
+    sent = []
     monkeypatch.setattr(processes, "is_distributed", lambda: True)
     monkeypatch.setattr(processes, "is_first", lambda: True)
     monkeypatch.setattr(processes, "broadcast_one_to_all", lambda x: sent.append(x) or x)
@@ -257,7 +264,8 @@ class TestJoining:
 
     def test_the_environment_says_what_is_not_given(self, monkeypatch):
         """While JAX waits, in C++, Ctrl-C ends the process; then it is Python's again."""
-        seen, before = [], signal.getsignal(signal.SIGINT)
+        seen = []
+        before = signal.getsignal(signal.SIGINT)
 
         def initialize(*given, **_):
             seen.append((*given, signal.getsignal(signal.SIGINT)))

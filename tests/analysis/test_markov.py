@@ -59,7 +59,8 @@ class TestTransitionMatrix:
 class TestBigramDivergence:
     def test_by_hand(self):
         """Row 0: 1 · ln(1 / ½). Row 1: ½ ln(½ / ¼) + ½ ln(½ / ¾) = ½ ln(4/3)."""
-        P, bigram = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[1, 0], [0.5, 0.5]])
+        P = np.array([[0.5, 0.5], [0.25, 0.75]])
+        bigram = np.array([[1, 0], [0.5, 0.5]])
         weights = np.array([[0.25], [0.75]])
         expected = 0.25 * math.log(2) + 0.75 * 0.5 * math.log(4 / 3)
         assert bigram_divergence(P, weights * bigram) == pytest.approx(expected, rel=1e-14)
@@ -67,7 +68,8 @@ class TestBigramDivergence:
         assert bigram_divergence(random_chain(6), random_chain(6, 2.0) / 6) > 0.1
 
     def test_of_what_the_chain_rules_out_is_infinite(self):
-        P, pairs = np.array([[1.0, 0], [0.5, 0.5]]), np.full((2, 2), 0.25)
+        P = np.array([[1.0, 0], [0.5, 0.5]])
+        pairs = np.full((2, 2), 0.25)
         assert bigram_divergence(P, pairs) == math.inf
         assert bigram_divergence(P, np.array([[0, 0], [0.5, 0.5]])) == 0  # not where no one looks
         assert math.isnan(bigram_divergence(P * np.nan, pairs))

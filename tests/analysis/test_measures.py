@@ -26,7 +26,8 @@ SHAPES = {
     "RESETS": (1, 2, 64, 1024), "NUM_PROMPTS": 1, "PROMPT_LENGTH": 7, "GREEDY_TOKENS": 200,
     "SAMPLED_TOKENS": 300, "NUM_BATCHES": 400, "BATCH_SIZE": 8, "BATCH_WINDOW": 4,
 }  # fmt: skip
-V, N = 7, 59  # 58 predictions
+V = 7
+N = 59  # 58 predictions
 TOKENS = np.random.default_rng(1).integers(0, V, N).astype(np.int32)
 GRU = {"num_layers": 2, "second_bias": True, "reset_gate": "before"}
 
@@ -55,7 +56,8 @@ def measured(tiny_run, tiny_text):
 def subject(tokens=TOKENS, end=None, **model) -> Subject:
     """Of large weights: a model whose state matters. The text is not its own."""
     config = ModelConfig(vocab_size=V, embedding_dim=3, hidden_dim=5, **model or GRU)
-    tokenizer, none = CharacterTokenizer("abcdefg"), np.zeros(0, np.int32)
+    tokenizer = CharacterTokenizer("abcdefg")
+    none = np.zeros(0, np.int32)
     text = Dataset(none, tokens, tokenizer, "", len(tokens) - 1, "", end)
     return Subject(random_params(config), text, 13)
 
@@ -84,7 +86,8 @@ def test_random_batches_come_near_the_mean_over_all_windows():
     starts = range(N - 4 - 1)
     s = subject()
     every = [numpy_gru_losses(s.params, TOKENS[i : i + 5], 4).mean() for i in starts]
-    loss, error = measures.random_batch_loss(s), np.std(every) / np.sqrt(400 * 8)
+    loss = measures.random_batch_loss(s)
+    error = np.std(every) / np.sqrt(400 * 8)
     assert abs(loss.mean - np.mean(every)) < 4 * error
     assert loss.standard_error == pytest.approx(error, rel=0.2)
 

@@ -33,7 +33,8 @@ class BruteForce:
         self, array: np.ndarray, vocab_size: int, order: int, separator_token: int = -1
     ) -> None:
         text = tuple(array.tolist())
-        self.V, self.n = vocab_size, order
+        self.V = vocab_size
+        self.n = order
         self.c: dict[tuple[int, ...], int] = Counter()
         for k in range(1, order + 1):
             before: dict[tuple[int, ...], set[int]] = {}
@@ -67,7 +68,8 @@ class BruteForce:
         if sum(counts) == 0:
             return lower
         D = self.D[len(h) + 1]
-        N1, N2 = counts.count(1), counts.count(2)
+        N1 = counts.count(1)
+        N2 = counts.count(2)
         N3 = sum(count >= 3 for count in counts)
         gamma = (D[0] * N1 + D[1] * N2 + D[2] * N3) / sum(counts)
         c = counts[w]
@@ -146,7 +148,8 @@ class TestAgainstBruteForce:
 
     @pytest.mark.parametrize("order", [1, 2, 3, 4])
     def test_token_nll(self, order):
-        text, other = markov_text(6, 400, 1), np.random.default_rng(3).integers(0, 6, 100)
+        text = markov_text(6, 400, 1)
+        other = np.random.default_rng(3).integers(0, 6, 100)
         reference = BruteForce(text, 6, order)
         for tokens in (text[:100], other):
             history = tuple(tokens.tolist())
@@ -162,7 +165,8 @@ class TestAgainstBruteForce:
     def test_large_tokens_and_a_high_order(self):
         """1000^8 is above 2^63: keys made of all eight tokens would run over, and collide."""
         text = 990 + markov_text(10, 300, 4)
-        reference, history = BruteForce(text, 1000, 8), tuple(text.tolist())
+        reference = BruteForce(text, 1000, 8)
+        history = tuple(text.tolist())
         expected = [-math.log(reference.p(history[t], history[:t])) for t in range(1, 20)]
         seen = count_ngrams(text, 1000, 8).token_nll(text)[:19]
         np.testing.assert_allclose(seen, expected, rtol=1e-12)

@@ -75,7 +75,8 @@ def test_it_is_what_numpy_computes(run):
 @pytest.mark.slow
 def test_it_is_sampled_and_evaluated_with_its_state(run):
     params, _, tokenizer = jaxgru.lm.load(run)
-    prompt, key = jnp.array([[1, 2]]), jax.random.key(0)
+    prompt = jnp.array([[1, 2]])
+    key = jax.random.key(0)
     whole, _, _ = jaxgru.lm.generate(params, key, prompt, 20)
     first, carry, key = jaxgru.lm.generate(params, key, prompt, 12)
     rest, _, _ = jaxgru.lm.generate(params, key, first[:, -1:], 8, carry)
@@ -89,9 +90,17 @@ def test_the_guides_dreamer_gru(n):
     """The code of the page, against NumPy in float64, from the equations."""
     page = (ROOT / "docs" / "guide" / "custom_cell.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    page_of = lambda name: next(block for block in blocks if f"class {name}" in block)
-    rng, (B, T, E, H) = np.random.default_rng(0), (2, 5, 3, 4)
-    starts, x = rng.random((B, T)) < 0.3, rng.normal(size=(B, T, E))
+
+    def page_of(name):
+        return next(block for block in blocks if f"class {name}" in block)
+
+    rng = np.random.default_rng(0)
+    B = 2
+    T = 5
+    E = 3
+    H = 4
+    starts = rng.random((B, T)) < 0.3
+    x = rng.normal(size=(B, T, E))
     with jax.enable_x64(True):
         names = {"__name__": f"page_{n}", "x": x.astype("float32"), "starts": starts}
         exec(page_of("NormedLSTM") + page_of("DreamerCell"), names)
@@ -105,7 +114,8 @@ def test_the_guides_dreamer_gru(n):
             a = gain * (a - a.mean()) / np.sqrt(a.var() + 1e-3) + b
             gates = [np.split(part, 3) for part in np.split(a, n)]
             reset, candidate, update = (np.concatenate(gate) for gate in zip(*gates, strict=True))
-            candidate, update = np.tanh(sigma(reset) * candidate), sigma(update - 1)
+            candidate = np.tanh(sigma(reset) * candidate)
+            update = sigma(update - 1)
             h = update * candidate + (1 - update) * h
             np.testing.assert_allclose(y[row, t], h, atol=1e-12)
     drawn = names["init_dreamer_gru"](jax.random.key(0), 64, 512, num_groups=n).W

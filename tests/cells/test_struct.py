@@ -34,7 +34,10 @@ class Theirs:
 
 def test_two_classes_with_the_same_fields_are_two():
     """`jit` does not run what it has compiled for the other; of 30, JAX's own dataclasses do."""
-    make = lambda i: struct(type("Same", (), {"__annotations__": {"x": jax.Array}, "k": i}))
+
+    def make(i):
+        return struct(type("Same", (), {"__annotations__": {"x": jax.Array}, "k": i}))
+
     times = jax.jit(lambda p: p.x * p.k)
     assert [float(times(make(i)(jax.numpy.float32(1)))) for i in range(30)] == [*range(30)]
 
@@ -94,7 +97,8 @@ def test_a_gru_is_not_restored_as_the_other(tmp_path, restored, second_bias):
         for i, gate in enumerate(("before", "after"))
     ]
     for saved, template in (grus, grus[::-1]):
-        (folder := tmp_path / type(saved).__name__).mkdir()
+        folder = tmp_path / type(saved).__name__
+        folder.mkdir()
         with pytest.raises(Exception, match="cn|changed shape|Error at leaf"):
             restored(folder, saved, template)
     after = grus[1]

@@ -32,14 +32,20 @@ def test_an_lstm_with_a_projection_is_pytorchs(B, T, E, H, p):
     """Two layers: outputs, states, and every gradient."""
     torch.manual_seed(0)
     module = torch.nn.LSTM(E, H, 2, proj_size=p, batch_first=True, dtype=torch.float64)
-    x, h, c = normal(B, T, E), normal(2, B, p, seed=2), normal(2, B, H, seed=3)
+    x = normal(B, T, E)
+    h = normal(2, B, p, seed=2)
+    c = normal(2, B, H, seed=3)
     leaves = [torch.tensor(a, requires_grad=True) for a in (x, h, c)]
     y, (h_end, c_end) = module(leaves[0], tuple(leaves[1:]))
     outputs = [y, h_end[0], c_end[0], h_end[1], c_end[1]]
-    weights = lambda i, y: torch.cos(torch.arange(y.numel(), dtype=y.dtype) + i).reshape(y.shape)
+
+    def weights(i, y):
+        return torch.cos(torch.arange(y.numel(), dtype=y.dtype) + i).reshape(y.shape)
+
     sum(torch.sum(y * weights(i, y)) for i, y in enumerate(outputs)).backward()
 
-    layers, carry = from_torch(module), tuple(map(jaxgru.LSTMState, h, c))
+    layers = from_torch(module)
+    carry = tuple(map(jaxgru.LSTMState, h, c))
     seen, gradients = value_and_gradients(jaxgru.unroll, layers, jnp.asarray(x), carry)
     expected = [y.detach().numpy() for y in outputs]
     chex.assert_trees_all_close(jax.tree.leaves(seen), expected, rtol=1e-10, atol=1e-11)
@@ -142,7 +148,9 @@ def mlp(p, carry, x):
     return np.tanh(sum(x @ W for x, W in zip(inputs, p.W, strict=True)) + p.b), inputs[1:]
 
 
-GRU, LSTM, MOGRIFIER = jaxgru.init_gru, jaxgru.init_lstm, jaxgru.init_mogrifier_gru
+GRU = jaxgru.init_gru
+LSTM = jaxgru.init_lstm
+MOGRIFIER = jaxgru.init_mogrifier_gru
 RELU = {"activation": "relu"}
 
 
@@ -177,8 +185,12 @@ RELU = {"activation": "relu"}
 def test_it_is_what_numpy_computes(init, options, equations, B, T, E, H, n):
     """Every step, from its equations; with blocks, a state that is not zero, random gains."""
     options = {name: n if name == "num_blocks" else value for name, value in options.items()}
-    make = lambda: init(jax.random.key(0), E, H, dtype="float64", **options)
-    layer, x = randomized(jax.eval_shape(make)), normal(B, T, E)
+
+    def make():
+        return init(jax.random.key(0), E, H, dtype="float64", **options)
+
+    layer = randomized(jax.eval_shape(make))
+    x = normal(B, T, E)
     carry = randomized(jaxgru.initial_carry(layer, B), 2)
     y, _ = jax.jit(jaxgru.unroll)(layer, x, carry)
     for b in range(B):
@@ -232,9 +244,16 @@ def test_every_static_option_changes_what_is_computed(name, implementation):
     """By each way through; an option that this table lacks has no value to try."""
     other = {"activation": "relu", "clip": 0.1}
     needs = {"context_length": 3} if name == "mlp" else {}
-    make = lambda: cells.CELLS[name](jax.random.key(0), 3, 4, dtype="float64", **needs)
-    layer, x = randomized(jax.eval_shape(make)), normal(2, 5, 3)
-    run = lambda layer: jaxgru.unroll(layer, x, implementation=implementation)[0]
+
+    def make():
+        return cells.CELLS[name](jax.random.key(0), 3, 4, dtype="float64", **needs)
+
+    layer = randomized(jax.eval_shape(make))
+    x = normal(2, 5, 3)
+
+    def run(layer):
+        return jaxgru.unroll(layer, x, implementation=implementation)[0]
+
     for field in dataclasses.fields(layer):
         if field.metadata.get("static"):
             changed = layer.replace(**{field.name: other[field.name]})
@@ -244,7 +263,9 @@ def test_every_static_option_changes_what_is_computed(name, implementation):
 @pytest.mark.parametrize("B, G, n", [(2, 3, 2), (3, 1, 3), (1, 4, 1)])
 def test_a_product_with_blocks_is_that_with_their_matrix(B, G, n):
     """In rows and in columns, and with the transposed weights, as gradients need it."""
-    U, h, d = normal(n, 6 // n, G * 6 // n), normal(B, 6, seed=2), normal(B, G * 6, seed=3)
+    U = normal(n, 6 // n, G * 6 // n)
+    h = normal(B, 6, seed=2)
+    d = normal(B, G * 6, seed=3)
     gates = map(block_diagonal, np.split(U, G, axis=-1))
     matrix = np.concatenate(list(gates), axis=-1)
     for layout in (IN_ROWS, IN_COLUMNS):
@@ -269,8 +290,12 @@ def test_each_block_is_drawn_by_itself(init):
 @pytest.mark.parametrize("init", [jaxgru.init_gru, jaxgru.init_lstm])
 def test_in_other_libraries_blocks_are_a_matrix(init):
     """PyTorch computes the same; a norm inside the cell is refused."""
-    make = lambda **options: randomized(init(jax.random.key(0), 3, 4, dtype="float64", **options))
-    layer, x = make(num_blocks=2), normal(2, 5, 3)
+
+    def make(**options):
+        return randomized(init(jax.random.key(0), 3, 4, dtype="float64", **options))
+
+    layer = make(num_blocks=2)
+    x = normal(2, 5, 3)
     expected = to_torch(layer)(torch.tensor(x).swapaxes(0, 1))[0].detach().swapaxes(0, 1)
     np.testing.assert_allclose(jaxgru.unroll(layer, jnp.asarray(x))[0], expected, rtol=1e-10)
     for convert in (to_torch, to_linen, to_nnx):

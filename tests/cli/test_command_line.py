@@ -34,7 +34,8 @@ def parsed(*arguments, config="astra_alpha"):
 
 def test_dashes_and_underscores_are_the_same_in_names_and_not_in_values():
     for name in dotted_names():
-        dashes, value = f"--{name.replace('_', '-')}", configs.field_value(Config(), name)
+        dashes = f"--{name.replace('_', '-')}"
+        value = configs.field_value(Config(), name)
         for given in ([dashes, typed(value)], [f"{dashes}={typed(value)}"]):
             assert config_overrides(parsed(*given)) == {name: value}
     for option in ("--num-tokens", "--num_tokens"):
@@ -178,7 +179,8 @@ class TestOutput:
     def test_it_is_utf_8_so_no_character_is_lost(self, tmp_path, script, monkeypatch):
         """What a text has that is no UTF-8 passes as it is."""
         config = Config(model=ModelConfig(vocab_size=256, hidden_dim=3))
-        params, text = jaxgru.lm.init(jax.random.key(0), config.model), "né 😀\udcff"
+        params = jaxgru.lm.init(jax.random.key(0), config.model)
+        text = "né 😀\udcff"
         jaxgru.lm.save(tmp_path / "m.safetensors", params, config, ByteTokenizer())
         (tmp_path / "bytes.txt").write_text(text, errors="surrogateescape")
         (tmp_path / "text.txt").write_text(text[:-1])

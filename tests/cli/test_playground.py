@@ -46,7 +46,8 @@ def test_the_page_and_what_it_asks_for(ask):
     status, kind, page = ask("/")
     assert (status, kind, page) == (200, "text/html", (PAGE / "index.html").read_bytes())
     assert ask("/?from=a+link") == ask("/index.html") == ask("/")
-    seen, waiting = set(), {"index.html"}
+    seen = set()
+    waiting = {"index.html"}
     while waiting:
         name = waiting.pop()
         seen.add(name)

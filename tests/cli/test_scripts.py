@@ -182,20 +182,24 @@ class TestEvaluate:
     def test_on_another_text(self, script, tiny_run, tiny_text, tmp_path, is_file):
         """All of it, as NumPy computes it; the model's own text, moved, is split as ever."""
         params, config, tokenizer = jaxgru.lm.load(tiny_run)
-        model, sha256 = tiny_run, find_model(tiny_run).text_sha256()
+        model = tiny_run
         if is_file:
-            jaxgru.lm.save(model := "m.onnx", params, config, tokenizer, sha256)
+            model = "m.onnx"
+            sha256 = find_model(tiny_run).text_sha256()
+            jaxgru.lm.save(model, params, config, tokenizer, sha256)
         text = "what light through yonder Juliet\n" * 3
         (tmp_path / "other [b].txt").write_text(text, "utf-16")
         given = "--text", "other [b].txt", "--encoding", "utf-16"
         done = script("evaluate", model, *given, "--output", "scores.csv")
         assert (done.code, done.err) == (0, "")
         assert "astra_alpha on all of other [b].txt (utf-16): 98 tokens, 98 " in done.out
-        rows, tokens = {}, tokenizer.encode(text)
+        rows = {}
+        tokens = tokenizer.encode(text)
         for name, every in (("never: one stream", len(tokens)), ("every token", 1),
                             ("windows of 16, as in training", 16)):  # fmt: skip
             nats = numpy_gru_losses(params, tokens, every)
-            loss, bits = nats.mean(), nats.mean() / np.log(2)
+            loss = nats.mean()
+            bits = nats.mean() / np.log(2)
             rows[name] = pytest.approx([np.exp(loss), loss, bits], rel=1e-5, abs=6e-5)
         seen = table_rows(done.out)
         seen.pop("sensitivity: every token minus never")
@@ -227,7 +231,8 @@ class TestEvaluate:
         """Each is known by itself, so its own text is not taken for another without the second."""
         edit(run_copy / "config.toml", str(tiny_text), str(tmp_path / "gone.txt"))
         edit(run_copy / "config.toml", 'validation = ""', f'validation = "{tmp_path}/held_out.txt"')
-        info, text = load_info(run_copy), "what light through yonder Juliet\n" * 3
+        info = load_info(run_copy)
+        text = "what light through yonder Juliet\n" * 3
         hashes = f"{info.text_sha256} {hashlib.sha256(text.encode()).hexdigest()}"
         save_info(run_copy, dataclasses.replace(info, text_sha256=hashes))
         as_if_made_so(run_copy)
@@ -263,7 +268,8 @@ class TestEvaluate:
         lines = ["what light", "", "Juliet", "the, east"]
         (tmp_path / "lines.txt").write_text("what light\n\r\nJuliet\r\nthe, east", newline="")
         params, _, tokenizer = jaxgru.lm.load(tiny_run)
-        nll, given = partial(stream_nll, params), [tiny_run]
+        nll = partial(stream_nll, params)
+        given = [tiny_run]
         if model == "ngram":
             given = ["--ngram", 3, "--config", config]
             tokens = tokenizer.encode(tiny_text.read_text())
@@ -325,7 +331,8 @@ class TestSample:
     def test_ends_before_what_it_shall_stop_at(self, script, tiny_run):
         r"""A backslash and an n, as the shell passes them, are a newline."""
         free = self.expected(tiny_run, 100).removeprefix("\n")
-        stop, newline = free[20:22], r"\n"
+        stop = free[20:22]
+        newline = r"\n"
         done = script("sample", tiny_run, "--prompt", newline, "--num-tokens", 100,
                       "--stop", newline, "--stop", stop.replace("\n", newline))  # fmt: skip
         end = min(free.index(stop), free.find("\n") % 1000)
@@ -516,7 +523,8 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def as_if_made_so(run: Path) -> None:
     """Let the checkpoints of an edited run say that it was trained with what its files say."""
-    config, info = load_config(run / "config.toml"), load_info(run)
+    config = load_config(run / "config.toml")
+    info = load_info(run)
     values = checkpoints.compute_fingerprint(config, info, load_tokenizer(run))
     for folder in (run / "checkpoints").iterdir():
         (folder / "fingerprint" / "metadata").write_text(json.dumps(values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,40 +23,52 @@ PUBLISHED = {
 }
 
 
-def summary_rows(name: str, capsys, full: bool, **overrides: Any) -> list[list[str]]:
-    """The printed table: each row's four cells; the last row is the total."""
+class Row(NamedTuple):
+    """A row of the printed table."""
+
+    name: str
+    shapes: str
+    count: str
+    mebibytes: str
+
+
+def summary_rows(name: str, capsys, full: bool, **overrides: Any) -> list[Row]:
+    """The printed table, with its head; the last row is the total."""
     print_summary(load_config(name, {k.replace("__", "."): v for k, v in overrides.items()}), full)
     rows = [re.split("[│┃]", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
-    return [[cell.strip() for cell in row] for row in rows if len(row) == 4]
+    return [Row(*map(str.strip, row)) for row in rows if len(row) == 4]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_rows_add_up_to_the_published_total(name, capsys):
     """A row for each parameter or for each layer; its shapes have as many numbers."""
     head, *parameters, total = summary_rows(name, capsys, full=True)
-    assert head == ["parameter", "shape", "count", "MiB"]
+    assert head == ("parameter", "shape", "count", "MiB")
     head, *layers, same_total = summary_rows(name, capsys, full=False)
-    assert head == ["layer", "shapes", "count", "MiB"] and same_total == total
-    count_of = lambda row: int(row[2].replace(",", ""))
+    assert head == ("layer", "shapes", "count", "MiB") and same_total == total
+    count_of = lambda row: int(row.count.replace(",", ""))
     for row in parameters + layers:
-        shapes = [re.fullmatch(r"(?:(\d+) of )?([\d× ]+)", part) for part in row[1].split(", ")]
-        sizes = [int(s[1] or 1) * math.prod(map(int, s[2].split("×"))) for s in shapes]
-        assert count_of(row) == sum(sizes) and row[3] == f"{4 * sum(sizes) / 2**20:.3f}"
+        size = 0
+        for part in row.shapes.split(", "):
+            times, shape = re.fullmatch(r"(?:(\d+) of )?([\d× ]+)", part).groups()
+            size += int(times or 1) * math.prod(map(int, shape.split("×")))
+        assert count_of(row) == size and row.mebibytes == f"{4 * size / 2**20:.3f}"
     for row in layers:
-        within = [p for p in parameters if p[0] == row[0] or p[0].startswith(f"{row[0]}.")]
+        within = [p for p in parameters if f"{p.name}.".startswith(f"{row.name}.")]
         assert count_of(row) == sum(map(count_of, within))
     model = load_config(name).model
     names = [f"layers.{i}" for i in range(model.num_layers)] + ["norm"] * model.final_norm
-    assert [row[0] for row in layers] == ["embedding", *names, "head"]
-    published, mebibytes = PUBLISHED[name]
+    assert [row.name for row in layers] == ["embedding", *names, "head"]
+    count, mebibytes = PUBLISHED[name]
     digits = len(mebibytes.split(".")[1])
-    assert f"{sum(map(count_of, layers)):,}" == total[2] == published
-    assert total[0] == "total" and f"{float(total[3]):.{digits}f}" == mebibytes
+    assert f"{sum(map(count_of, layers)):,}" == total.count == count
+    assert total.name == "total" and f"{float(total.mebibytes):.{digits}f}" == mebibytes
 
 
 def test_every_parameter_of_astra_alpha_has_its_row(capsys):
     """V 65, E 64, H 128: the gates of the products and of the biases side by side."""
-    rows = {row[0]: row[1] for row in summary_rows("astra_alpha", capsys, full=True)[1:-1]}
+    _, *parameters, _ = summary_rows("astra_alpha", capsys, full=True)
+    rows = {row.name: row.shapes for row in parameters}
     expected = {"embedding": "65 × 64", "head.Wo": "128 × 65", "head.bo": "65"}
     expected |= {"layers.0.W": "64 × 384", "layers.0.U": "128 × 384"}
     expected |= {"layers.0.b": "384", "layers.0.c": "256"}
@@ -74,11 +86,12 @@ def test_the_vocabulary_is_the_texts(script, tmp_path):
 
 def test_strict_single_bias(capsys):
     *_, total = summary_rows("astra_alpha", capsys, full=False, model__second_bias=False)
-    assert total[2] == "86,657"
+    assert total.count == "86,657"
 
 
 def test_a_tied_embedding_is_counted_once(capsys):
     options = dict(model__embedding_dim=128, model__tied_embedding=True)
-    rows = {row[0]: row[2] for row in summary_rows("astra_alpha", capsys, full=True, **options)}
+    printed = summary_rows("astra_alpha", capsys, full=True, **options)
+    rows = {row.name: row.count for row in printed}
     assert "head.Wo" not in rows
     assert rows["total"] == f"{86_913 + 64 * 384 - 65 * 64:,}"  # layers.0.W is wider

@@ -46,7 +46,8 @@ def alike(ours: str, theirs: str, units: float = 1) -> bool:
         numbers = [(float(m[0].replace(",", "")), m[1]) for m in NUMBER.finditer(text)]
         return NUMBER.sub("#", text).split(), numbers
 
-    (words, numbers), (their_words, their_numbers) = parts(ours), parts(theirs)
+    words, numbers = parts(ours)
+    their_words, their_numbers = parts(theirs)
     return words == their_words and all(
         a == b if digits is None else abs(a - b) < (units + 0.1) * 10 ** -len(digits)
         for (a, digits), (b, _) in zip(numbers, their_numbers, strict=True)
@@ -66,8 +67,11 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
 
     def lines(text):
         text = re.sub(r"^text {4}.*\n {8}.*", "text", text, flags=re.M)  # as a run writes it
-        compared = lambda block: block[1] if re.search(without, block["code"]) else block[0]
-        return CODE.sub(compared, text).splitlines()
+
+        def choose_output(block):
+            return block[1] if re.search(without, block["code"]) else block[0]
+
+        return CODE.sub(choose_output, text).splitlines()
 
     shown = page.read_text()
     again = run(page, folder)
@@ -230,7 +234,10 @@ class TestTheLesson:
             jax.nn.softmax(jaxgru.lm.apply(params, text[None])[0][0, -1])
             for text in (tokens[: int(at)], tokens[int(at) - 1 : int(at)])
         )
-        percent = lambda bets, letter: 100 * float(bets[tokenizer.encode(letter)[0]])
+
+        def percent(bets, letter):
+            return 100 * float(bets[tokenizer.encode(letter)[0]])
+
         assert percent(kept, "n") > 99
         n, s, t = (f"{percent(reset, letter):.0f}% on {letter}" for letter in "nst")
         assert f"it bets {n}, {s}, and {t}." in self.shown()

@@ -98,11 +98,14 @@ def lab(tmp_path_factory) -> Lab:
     runs = lab.place()
     ended = lab.go_on(runs)
     assert ended.code == 0 and ended.errors == "", ended
-    lab.result, lab.changes = result_of(runs), ended.changes
+    lab.result = result_of(runs)
+    lab.changes = ended.changes
     return lab
 
 
-KILL, STOP, FULL = (signal.SIGKILL,), (signal.SIGINT,), (0,)
+KILL = (signal.SIGKILL,)
+STOP = (signal.SIGINT,)
+FULL = (0,)
 MORE = [KILL, 2 * KILL, STOP + KILL, (signal.SIGTERM,), (signal.SIGHUP,), FULL, FULL + KILL]
 
 
@@ -112,7 +115,9 @@ MORE = [KILL, 2 * KILL, STOP + KILL, (signal.SIGTERM,), (signal.SIGHUP,), FULL, 
 )
 def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, harms, seed):
     """It is killed or stopped, or its disk is full, at any change; then while it is resumed."""
-    rng, runs, done = random.Random(seed), lab.place(), []
+    rng = random.Random(seed)
+    runs = lab.place()
+    done = []
     run = runs / "tiny" / "v1"
     for most, number in zip((lab.changes, 40), harms, strict=False):
         delay = rng.choice([0, 0, rng.uniform(1e-4, 0.02)]) * (number == signal.SIGKILL)
@@ -121,7 +126,8 @@ def test_a_run_ends_with_the_same_bits_and_does_no_finished_epoch_again(lab, har
         if number == 0:
             assert ended.code == 2 and len(ended.errors.splitlines()) == 1, ended
             assert " stopped: File too large" in ended.errors
-            if steps := folders.saved_steps(run):
+            steps = folders.saved_steps(run)
+            if steps:
                 assert f"the checkpoint of step {steps[-1]} is intact" in ended.errors
         elif number == signal.SIGKILL:
             assert ended.code in (-signal.SIGKILL, -signal.SIGALRM, 0), ended

@@ -15,7 +15,8 @@ from jaxtyping import Array
 import jaxgru
 from jaxgru.cells import Cell, struct
 
-E, H = 3, 20
+E = 3
+H = 20
 
 
 @struct
@@ -67,7 +68,8 @@ def effect(p, layout, h):
     return layout.times(p.U, h)
 
 
-norm, stop = jnp.linalg.norm, jax.lax.stop_gradient
+norm = jnp.linalg.norm
+stop = jax.lax.stop_gradient
 CELLS = {  # a cell, and whether some of its products are tapped
     "one product": (of_step(Plain.step), True),
     "none": (of_step(lambda p, _, h, a: sigmoid(a) * h + jnp.tanh(a)), False),
@@ -109,7 +111,8 @@ def test_gradients_are_jaxs(name, monkeypatch, float64):
     cls, is_derived = CELLS[name]
     shapes = (E, H), (H, H), (H, H), H
     p = randomized(cls(*map(np.zeros, shapes)))
-    x, reset = jnp.exp(normal(2, 5, E)), np.random.default_rng(0).random((2, 5)) < 0.3
+    x = jnp.exp(normal(2, 5, E))
+    reset = np.random.default_rng(0).random((2, 5)) < 0.3
     seen = jaxgru.which_gradient(p)
     assert seen == "derived from the step" if is_derived else seen.startswith("JAX's, because ")
     both = (
@@ -128,7 +131,10 @@ def test_auto_takes_jaxs_gradient_where_it_is_faster(rows, features, is_tapped):
     cell = plus(lambda p, l, h: l.times(p.U, h))
     p = cell(*map(jnp.zeros, ((features, H), (H, H), (H, H), H)))
     x = jnp.zeros((rows, 3, features))
-    program = lambda name: str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
+
+    def program(name):
+        return str(jax.make_jaxpr(partial(jaxgru.unroll, implementation=name))(p, x))
+
     assert ("custom_vjp" in program("auto")) == is_tapped
     assert "custom_vjp" in program("scan")
 
@@ -146,7 +152,10 @@ def test_sums_of_half_precision_are_wide(narrow):
     p = p.replace(U=p.U / 9, V=p.V / 9)
     p = p.replace(**{narrow: getattr(p, narrow).astype(jnp.bfloat16)})
     x = jnp.abs(normal(64, 512, E, dtype=np.float32))
-    loss = lambda p, implementation: jaxgru.unroll(p, x, implementation=implementation)[0].sum()
+
+    def loss(p, implementation):
+        return jaxgru.unroll(p, x, implementation=implementation)[0].sum()
+
     seen, expected = (
         np.asarray(getattr(jax.grad(loss)(p, name), narrow), np.float64)
         for name in ("scan", "autodiff")
@@ -156,7 +165,10 @@ def test_sums_of_half_precision_are_wide(narrow):
 
 def small(step, base=Plain):
     """A cell of two units, with a scalar weight, in place of V."""
-    normal = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+
+    def normal(i, *shape):
+        return jax.random.normal(jax.random.key(i), shape)
+
     return of_step(step, base)(normal(0, E, 2), normal(1, 2, 2), jnp.ones(()), normal(2, 2))
 
 
@@ -165,7 +177,10 @@ X = jnp.ones((2, 5, E)) + jnp.arange(5)[:, None]
 
 def test_a_step_that_closes_over_a_traced_value():
     def loss(scale, implementation):
-        step = lambda p, layout, h, a: jnp.tanh(a + scale * p.V * layout.times(p.U, h))
+
+        def step(p, layout, h, a):
+            return jnp.tanh(a + scale * p.V * layout.times(p.U, h))
+
         return jaxgru.unroll(small(step), X, implementation=implementation)[0].sum()
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
@@ -191,7 +206,9 @@ def test_a_hessian_passes_a_product_of_more_axes():
     def step(p, layout, h, a):
         return jnp.tanh(a + layout.matmul(p.U, h.reshape(-1, 1, 2)).reshape(h.shape))
 
-    loss = lambda p, name: jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
+    def loss(p, name):
+        return jnp.square(jaxgru.unroll(p, X, implementation=name)[0]).sum()
+
     seen, expected = (jax.hessian(loss)(small(step), name).U.U for name in ("scan", "autodiff"))
     np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-4)
 
@@ -207,7 +224,8 @@ def test_a_carry_of_weak_type_and_whole_numbers():
         h, count = carry
         return jnp.tanh(a + layout.times(p.U, h) * count), count + 1
 
-    p, T = small(step, Start), X.shape[1]
+    p = small(step, Start)
+    T = X.shape[1]
     start = p.zero_carry(2)
     y, carry = jaxgru.unroll(p, X, jaxgru.unroll(p, X, start)[1])
     assert carry[1].tolist() == [[2 * T]] * 2 and not jaxgru.initial_carry(p, 2)[0].weak_type
@@ -219,6 +237,6 @@ def test_a_carry_of_weak_type_and_whole_numbers():
     reset = jnp.zeros((2, T), bool).at[0, 1].set(True)
     _, (_, count) = jaxgru.unroll(p, X, dropout=mean, reset=reset, reset_carry=initial)
     assert count.tolist() == [[T], [T + 1]]
-    for argument, of in (("carry", start), ("reset_carry", initial)):
+    for argument, (h, count) in (("carry", start), ("reset_carry", initial)):
         with pytest.raises(ValueError, match="float32; .*int32"):
-            jaxgru.unroll(p, X, **{argument: (of[0], jnp.zeros_like(of[1], float))})
+            jaxgru.unroll(p, X, **{argument: (h, jnp.zeros_like(count, float))})

@@ -164,14 +164,17 @@ def test_a_gru_with_narrower_weights_rounds_nothing_but_operands():
         r = sigma(u @ q.Wr + s @ q.Ur + q.br + q.cr)
         n = np.tanh(u @ q.Wn + rounded(r * state) @ q.Un + q.bn)
         state = ((1 - z) * state + z * n) * mask.keep[t] * float(mask.scale)
-    (ours, gradients), (_, plain) = (
+    ((y, end), gradients), (_, plain) = (
         value_and_gradients(partial(run, masks=StepMasks(hidden=mask)), narrow, h, x)
         for run in (unroll_layer, unroll_autodiff)
     )
-    assert ours[0].dtype == ours[1].dtype == np.float32
-    np.testing.assert_allclose(ours[1], state, 3e-6, 3e-6)
-    wide = lambda tree: [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-    for a, b in zip(wide(gradients), wide(plain), strict=True):
+    assert y.dtype == end.dtype == np.float32
+    np.testing.assert_allclose(end, state, 3e-6, 3e-6)
+
+    def widen(tree):
+        return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+    for a, b in zip(widen(gradients), widen(plain), strict=True):
         assert a.shape == b.shape and np.abs(a - b).max() < 0.03 * np.abs(b).max()
 
 
@@ -193,7 +196,10 @@ def test_a_long_sum_of_gradients_in_half_precision(name):
     rate = 0.3 if name == "a dropped h" else 0.0
     dropout = jaxgru.Dropout(jax.random.key(2), rate, "state", "variational")
     layers = [INIT["gru"](jax.random.key(i), 4, 4, dtype=float) for i in range(L)]
-    narrow = lambda leaf: leaf.astype(jnp.bfloat16 if leaf.ndim > 1 else jnp.float32)
+
+    def narrow(leaf):
+        return leaf.astype(jnp.bfloat16 if leaf.ndim > 1 else jnp.float32)
+
     layers = jax.tree.map(narrow, layers)
     x = jax.random.uniform(jax.random.key(1), (1, 4096, 4), jnp.float32)
 

@@ -23,7 +23,8 @@ from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, PLAIN
 from jaxgru.layers import blocks, over_time, wavefront
 from jaxgru.layers.masks import dropout_masks
 
-QUICK, SAMPLES = 50, 3000
+QUICK = 50
+SAMPLES = 3000
 
 
 @cells.struct
@@ -113,7 +114,8 @@ def options_of(number) -> dict[str, Any]:
     """The options of a sample."""
     r = random.Random(number)
     maybe = lambda value: r.choice([None, value])
-    kind, batch = r.choice([*KINDS]), r.choice([(), (1,), (3,), (2, 2)])
+    kind = r.choice([*KINDS])
+    batch = r.choice([(), (1,), (3,), (2, 2)])
     sites = ["input", "state", "between", "output"]
     kinds = (
         ["each_step"]
@@ -159,24 +161,33 @@ def one_row(reverse, residual, layers, x, carry, initial, resets, real, masks):
 
     A carry has an axis B of 1. Returns h of every step, the last carries, and those of every step.
     """
-    T, carries, ends = len(x), [], []
-    chosen = lambda flag, new, old: jax.tree.map(partial(jnp.where, flag), new, old)
+    T = len(x)
+    carries = []
+    ends = []
+
+    def choose(flag, new, old):
+        return jax.tree.map(partial(jnp.where, flag), new, old)
+
     episodes = jnp.cumsum(resets)
     for i, (layer, c, start, mask) in enumerate(zip(layers, carry, initial, masks, strict=True)):
-        h, every = [None] * T, [None] * T
+        h = [None] * T
+        every = [None] * T
         layout = PLAIN._replace(drop=lambda h, mask=mask: mask["product"](h))
         read = episodes[-1]  # the episode of the step that was read last, or of the part after x
         for t in reversed(range(T)) if reverse else range(T):
             at_start = real[t] & (read != episodes[t]) if reverse else resets[t]
-            old = chosen(at_start, start, c)
+            old = choose(at_start, start, c)
             x_t = mask["input"](x[t], t)[None]
             new = cells.one_step(layer, old, x_t, layout)
             new = with_hidden(new, mask["state"](hidden(new), t))
             new = mask["update"](new, old, t)
-            c, read = chosen(real[t], new, old), jnp.where(real[t], episodes[t], read)
-            h[t], every[t] = jnp.where(real[t], mask["output"](hidden(c)[0], t), 0), c
+            c = choose(real[t], new, old)
+            read = jnp.where(real[t], episodes[t], read)
+            h[t] = jnp.where(real[t], mask["output"](hidden(c)[0], t), 0)
+            every[t] = c
             h[t] = h[t] + x[t] if residual and i else h[t]
-        x, ends = h, [*ends, c]
+        x = h
+        ends = [*ends, c]
         carries.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *every))
     y = jnp.where(real[:, None], jnp.stack(x), 0)
     return y, tuple(ends), tuple(carries)
@@ -207,9 +218,12 @@ def mask_of(marks, b):
         if marks.zoneout is None:
             return new
         share = jax.tree.map(lambda u: u[t, b][None], marks.zoneout)
-        mix = lambda u, new, old: (
-            jnp.where(u, new, old) if u.dtype == bool else u * new + (1 - u) * old
-        )
+
+        def mix(u, new, old):
+            if u.dtype == bool:
+                return jnp.where(u, new, old)
+            return u * new + (1 - u) * old
+
         return jax.tree.map(mix, share, new, old)
 
     return dict(
@@ -225,12 +239,21 @@ def check(number, monkeypatch, forget_traces):
     monkeypatch.setattr(wavefront, "PART", 2)
     monkeypatch.setattr(over_time, "training_layout", lambda *_: o["layout"])
     forget_traces()
-    rng, static = np.random.default_rng(number), o["static"]
-    batch, T, L, reverse = o["batch"], o["T"], o["L"], static["reverse"]
+    rng = np.random.default_rng(number)
+    static = o["static"]
+    batch = o["batch"]
+    T = o["T"]
+    L = o["L"]
+    reverse = static["reverse"]
     sizes = [(o["E"] if i == 0 else o["H"], o["H"]) for i in range(L)]
     B = math.prod(batch)
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), o["dtype"])
-    make = lambda: [KINDS[o["kind"]](jax.random.key(0), *s, dtype=o["dtype"]) for s in sizes]
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), o["dtype"])
+
+    def make():
+        return [KINDS[o["kind"]](jax.random.key(0), *s, dtype=o["dtype"]) for s in sizes]
+
     layers = randomized(jax.eval_shape(make), number)
 
     table = None if o["rows_of_table"] is None else normal(o["rows_of_table"], o["E"])
@@ -239,12 +262,15 @@ def check(number, monkeypatch, forget_traces):
     rows_of = lambda x: x if table is None else x[ids]
 
     like = jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
-    number_of = lambda leaf: (
-        normal(*leaf.shape)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-        else jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
-    )
-    draw = lambda: tuple(map(valid, jax.tree.map(number_of, like)))
+
+    def number_of(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return normal(*leaf.shape)
+        return jnp.asarray(rng.integers(0, 9, leaf.shape), leaf.dtype)
+
+    def draw():
+        return tuple(map(valid, jax.tree.map(number_of, like)))
+
     zeros = jaxgru.initial_carry(layers, B)
     initial = zeros if o["reset_carry"] is None else draw()
     if o["reset_carry"] == "all alike":
@@ -252,7 +278,8 @@ def check(number, monkeypatch, forget_traces):
     carry = None if o["carry"] is None else draw()
 
     resets = rng.random((B, T)) < 0.4 if o["reset"] else np.zeros((B, T), bool)
-    real, marks = np.ones((B, T), bool), {}
+    real = np.ones((B, T), bool)
+    marks = {}
     if o["padding"] == "lengths":
         marks["lengths"] = rng.integers(0, T + 1, B)
         real = np.arange(T) < marks["lengths"][:, None]
@@ -296,13 +323,19 @@ def check(number, monkeypatch, forget_traces):
         carry = initial if carry is None else carry
 
         def of_row(b):
-            row = lambda tree: jax.tree.map(lambda leaf: leaf[b][None], tree)
-            states, flags = map(row, (carry, initial)), (jnp.asarray(a)[b] for a in (resets, real))
+            def row(tree):
+                return jax.tree.map(lambda leaf: leaf[b][None], tree)
+
+            states = map(row, (carry, initial))
+            flags = (jnp.asarray(a)[b] for a in (resets, real))
             each = [mask_of(m, b) for m in masks]
             return one_row(reverse, o["residual"], layers, x[b], *states, *flags, each)
 
         y, *states = jax.vmap(of_row)(jnp.arange(B))
-        without = lambda tree, axis: jax.tree.map(lambda leaf: leaf.squeeze(axis), tree)
+
+        def without(tree, axis):
+            return jax.tree.map(lambda leaf: leaf.squeeze(axis), tree)
+
         ends, carries = map(without, states, (1, 2))
         time = lambda leaf: in_batch(leaf, 1)
         outputs = time(y), jax.tree.map(in_batch, ends)
@@ -315,11 +348,12 @@ def check(number, monkeypatch, forget_traces):
         episodes = resets.cumsum(1)
         first_episode = episodes[:, -1] if reverse else 0
         reads = real.any(1) & (episodes[np.arange(B), first_step] == first_episode)
-        spoil = lambda flags, leaf: (
-            jnp.where(flags.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.nan, leaf)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-            else leaf
-        )
+
+        def spoil(flags, leaf):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                return leaf
+            return jnp.where(flags.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.nan, leaf)
+
         if table is None:
             x = jnp.where(real[..., None], x, jnp.nan)
         else:
@@ -338,9 +372,10 @@ def check(number, monkeypatch, forget_traces):
     unspoiled = both[0]
     if o["reset_carry"] is None:  # it is not an argument then
         both = [(outputs, of[:3]) for outputs, of in both]
-    floats = lambda tree: [
-        np.asarray(a) for a in jax.tree.leaves(tree) if a.dtype != jax.dtypes.float0
-    ]
+
+    def floats(tree):
+        return [np.asarray(a) for a in jax.tree.leaves(tree) if a.dtype != jax.dtypes.float0]
+
     # float64 differs by the order of sums of at most 5 steps; ReLU and c can grow beyond 1
     tolerance = 1e-9 if o["dtype"] == "float64" else 2e-4
     chex.assert_trees_all_close(*map(floats, both), rtol=tolerance, atol=tolerance)
@@ -364,7 +399,8 @@ def quick_samples():
         options = options_of(number)
         options |= options.pop("static") | {"layout": options["layout"].axis, "first": None}
         pairs[number] = set(itertools.combinations(map(str, options.items()), 2))
-    chosen, seen = [], set()
+    chosen = []
+    seen = set()
     for _ in range(QUICK):
         chosen.append(max(pairs, key=lambda number: len(pairs[number] - seen)))
         seen |= pairs.pop(chosen[-1])

@@ -33,7 +33,8 @@ GRU_OR_LSTM = ["gru", "lstm", *slow("gru, reset after", "rnn")]
 GRU_FIRST = ["gru", *slow(*(kind for kind in INIT if kind != "gru"))]
 OTHERS = [kind for kind in INIT if "," in kind and kind != "gru, reset after"]  # of plain cells
 EVERY = [*(kind for kind in INIT if kind not in OTHERS), *slow(*OTHERS)]
-F, H = 3, 4
+F = 3
+H = 4
 KEY = jax.random.key(0)
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -47,7 +48,10 @@ def short_blocks(monkeypatch, forget_traces):
 
 def stack_of(kind, num_layers, seed=0):
     """Random parameters; no bias is zero."""
-    init = lambda F: INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+
+    def init(F):
+        return INIT[kind](jax.random.key(0), F, H, dtype=jnp.float64)
+
     sizes = [F] + [H] * (num_layers - 1)
     return random_like([jax.eval_shape(partial(init, size)) for size in sizes], seed)
 
@@ -79,7 +83,10 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
     else:
         padding = {"lengths": jnp.array([2, 4, 0])}
         padded = x.at[0, 2:].set(jnp.nan).at[2].set(jnp.nan)
-    run = lambda layers, x: jaxgru.unroll(layers, x, reverse=reverse, **padding)
+
+    def run(layers, x):
+        return jaxgru.unroll(layers, x, reverse=reverse, **padding)
+
     inputs = padded, jnp.nan_to_num(padded)
     seen, expected = (value_and_gradients(run, layers, x) for x in inputs)
     chex.assert_trees_all_equal(seen, expected)
@@ -96,7 +103,8 @@ def test_what_is_in_the_padding_reaches_nothing(kind, reverse):
 @pytest.mark.parametrize("kind", GRU_FIRST)
 def test_steps_one_by_one(kind):
     """Outputs and carries of `step`, and their gradients, are those of `unroll`."""
-    layers, x = stack_of(kind, 2), random_like(np.zeros((2, 3, F)), 1)
+    layers = stack_of(kind, 2)
+    x = random_like(np.zeros((2, 3, F)), 1)
     start = random_like(jaxgru.initial_carry(layers, 2), 2)
     reset = np.array([[False, True, False], [False, False, True]])
     mask = np.array([[True, False, True], [False, True, False]])
@@ -117,7 +125,8 @@ def test_steps_one_by_one(kind):
 @pytest.mark.parametrize("kind", GRU_OR_LSTM)
 def test_what_is_not_asked_for_is_not_computed(kind):
     """Without resets and padding, nothing is chosen: neither forward nor backward."""
-    layers, x = stack_of(kind, 2), np.zeros((2, 3, F))
+    layers = stack_of(kind, 2)
+    x = np.zeros((2, 3, F))
     flags = dict(reset=np.zeros((2, 3), bool)), dict(lengths=np.array([3, 3]))
     for options, expected in (({}, False), *((option, True) for option in flags)):
         run = partial(jaxgru.unroll, **options)
@@ -128,7 +137,8 @@ def test_what_is_not_asked_for_is_not_computed(kind):
 @pytest.mark.parametrize("kind", ["lstm, blocks", *GRU_OR_LSTM])
 def test_a_batch_without_rows(kind):
     """Empty outputs; weights without a gradient. Its 12 steps are computed as 6 and 6."""
-    layers, x = stack_of(kind, 2), np.zeros((0, 12, F))
+    layers = stack_of(kind, 2)
+    x = np.zeros((0, 12, F))
     options = dict(reset=np.zeros((0, 12), bool), lengths=np.zeros(0, int), remat=True)
     for run in (jaxgru.unroll, partial(jaxgru.unroll, **options)):
         (y, carry), of = value_and_gradients(run, layers, x)
@@ -139,7 +149,8 @@ def test_a_batch_without_rows(kind):
 
 def test_a_call_is_one_program():
     """Also with all options; the next call with the same shapes is none."""
-    layers, x = stack_of("lstm", 2), random_like(np.zeros((2, 6, F)), 1)
+    layers = stack_of("lstm", 2)
+    x = random_like(np.zeros((2, 6, F)), 1)
     carry = jaxgru.initial_carry(layers, 2)
     options = dict(
         reset=np.zeros((2, 6), bool), lengths=np.array([3, 6]), reset_carry=carry, remat=True,
@@ -161,10 +172,16 @@ def test_a_call_is_one_program():
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_batch_axes_of_a_step_and_of_two_directions(batch):
     """(E, A) is a batch (E·A,); one sequence is a batch of one."""
-    layers, B, T = stack_of("lstm", 2), math.prod(batch), 5
+    layers = stack_of("lstm", 2)
+    B = math.prod(batch)
+    T = 5
     x, carry = random_like((np.zeros((B, T, F)), jaxgru.initial_carry(layers, B)), 1)
-    reset, lengths = np.arange(B) % 2 == 0, np.arange(B) % T + 1
-    axes = lambda tree: jax.tree.map(lambda a: a.reshape((*batch, *a.shape[1:])), tree)
+    reset = np.arange(B) % 2 == 0
+    lengths = np.arange(B) % T + 1
+
+    def axes(tree):
+        return jax.tree.map(lambda a: a.reshape((*batch, *a.shape[1:])), tree)
+
     whole = jaxgru.step(layers, x[:, 0], carry, reset=reset)
     seen = jaxgru.step(layers, *axes((x[:, 0], carry)), reset=axes(reset))
     chex.assert_trees_all_close(seen, axes(whole), rtol=1e-12, atol=1e-14)
@@ -172,13 +189,15 @@ def test_batch_axes_of_a_step_and_of_two_directions(batch):
     chex.assert_trees_all_equal(zeros, axes(jaxgru.initial_carry(layers, B)))
     both = partial(jaxgru.bidirectional, layers[1], layers[1], return_carries=True)
     x = random_like(np.zeros((B, T, H)), 3)
-    seen, whole = both(axes(x), lengths=axes(lengths)), both(x, lengths=lengths)
+    seen = both(axes(x), lengths=axes(lengths))
+    whole = both(x, lengths=lengths)
     chex.assert_trees_all_close(seen, axes(whole), rtol=1e-12, atol=1e-14)
 
 
 def test_forms_of_the_same_call():
     """One layer is a list of one. The parts of an LSTM's state may come in a dict, in any order."""
-    (layer,), x = stack_of("lstm", 1), random_like(np.zeros((2, 3, F)), 1)
+    (layer,) = stack_of("lstm", 1)
+    x = random_like(np.zeros((2, 3, F)), 1)
     start = random_like(jaxgru.initial_carry(layer, 2), 2)
     y, carry = jaxgru.unroll(layer, x, start)
     for form in (start, {"c": start.c, "h": start.h}, {"h": start.h, "c": start.c}):
@@ -190,8 +209,10 @@ def test_forms_of_the_same_call():
 
 def test_the_arrays_of_other_libraries():
     """PyTorch's, lists, and dones as floats: the numbers are those of the same JAX arrays."""
-    x, lengths = np.arange(2 * 3 * F).reshape(2, 3, F) / 9, np.array([3, 1])
-    flags, (layer,) = np.array([[False, True, False]] * 2), stack_of("gru", 1)
+    x = np.arange(2 * 3 * F).reshape(2, 3, F) / 9
+    lengths = np.array([3, 1])
+    flags = np.array([[False, True, False]] * 2)
+    (layer,) = stack_of("gru", 1)
     expected = jaxgru.unroll(layer, jnp.asarray(x), lengths=lengths, reset=flags)
     forms = (
         [torch.tensor(array) for array in (x, lengths, flags)],
@@ -224,10 +245,8 @@ def on_two_devices(*kinds):
     return json.loads(done.stdout)
 
 
-QUICK, REST = (
-    ("gru", "batch axes"),
-    ("gru, reset after", "gru, norm", "lstm", "lstm, projected", "rnn", "model", "flax"),
-)
+QUICK = ("gru", "batch axes")
+REST = ("gru, reset after", "gru, norm", "lstm", "lstm, projected", "rnn", "model", "flax")
 
 
 @pytest.mark.slow
@@ -256,7 +275,8 @@ def exported(function, parameters, *shapes):
 @pytest.mark.parametrize("kind, implementation", [("lstm", "auto"), ("gru", "wavefront")])
 def test_export_with_symbolic_sizes(kind, implementation):
     """Batch and time are free. The wavefront, which needs sizes, falls back."""
-    layers, (B, T) = stack_of(kind, 2), jax.export.symbolic_shape("B, T")
+    layers = stack_of(kind, 2)
+    B, T = jax.export.symbolic_shape("B, T")
     run = partial(jaxgru.unroll, implementation=implementation)
     again = exported(run, layers, jax.ShapeDtypeStruct((B, T, F), jnp.float64))
     for sizes in ((1, 1), (3, 5)):
@@ -265,7 +285,8 @@ def test_export_with_symbolic_sizes(kind, implementation):
 
 
 def test_export_of_a_gradient_with_a_symbolic_batch():
-    layer, (B,) = stack_of("gru", 1)[0], jax.export.symbolic_shape("B")
+    layer = stack_of("gru", 1)[0]
+    (B,) = jax.export.symbolic_shape("B")
     gradient = jax.grad(lambda layer, x: jnp.sin(jaxgru.unroll(layer, x)[0]).sum())
     again = exported(gradient, layer, jax.ShapeDtypeStruct((B, 2, F), jnp.float64))
     for rows in (1, 3):
@@ -274,7 +295,8 @@ def test_export_of_a_gradient_with_a_symbolic_batch():
 
 
 def test_export_of_a_lookup():
-    layer, run = stack_of("gru", 1)[0], lambda layer, x: jaxgru.unroll(layer, x)
+    layer = stack_of("gru", 1)[0]
+    run = lambda layer, x: jaxgru.unroll(layer, x)
     x = jaxgru.cells.Lookup(random_like(np.zeros((7, F)), 1), np.arange(10).reshape(2, 5) % 7)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
     again = exported(run, layer, shapes)
@@ -286,7 +308,10 @@ def test_export_of_a_model_with_symbolic_sizes():
     """`apply` and `step`; few tokens, and more than the vocabulary."""
     params = jaxgru.lm.init(KEY, jaxgru.lm.ModelConfig("lstm", 5, F, H, 2), "float64")
     B, T = jax.export.symbolic_shape("B, T")
-    whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def whole(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
     of_one = jax.eval_shape(lambda: jaxgru.lm.initial_carry(params, 1))
     carry = jax.tree.map(lambda leaf: leaf.update(shape=(B, H)), of_one)
     apply = exported(jaxgru.lm.apply, params, whole(B, T), carry)
@@ -297,20 +322,29 @@ def test_export_of_a_model_with_symbolic_sizes():
         for again, run, x in (
             (apply, jaxgru.lm.apply, tokens), (step, jaxgru.lm.step, tokens[:, 0])
         ):  # fmt: skip
-            seen, expected = again(params, x, carry), run(params, x, carry)
+            seen = again(params, x, carry)
+            expected = run(params, x, carry)
             chex.assert_trees_all_close(seen, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_a_start_has_the_precision_of_the_carry(kind):
     """A bfloat16 layer that carries float32: its gradients are those of the definition."""
-    (layer,), x = stack_of(kind, 1), random_like(np.zeros((2, 3, F)), 2)
+    (layer,) = stack_of(kind, 1)
+    x = random_like(np.zeros((2, 3, F)), 2)
     carry = random_like(jaxgru.initial_carry(layer, 2), 1)
-    in_dtype = lambda tree, dtype: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-    layer, carry = in_dtype(layer, jnp.bfloat16), in_dtype(carry, jnp.float32)
+
+    def in_dtype(tree, dtype):
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+    layer = in_dtype(layer, jnp.bfloat16)
+    carry = in_dtype(carry, jnp.float32)
     initial = jax.tree.map(lambda leaf: leaf[0], carry)
     run = partial(jaxgru.unroll, layer, x, carry, reset=np.array([[0, 1, 0], [0] * 3]))
-    y = lambda initial, name: run(reset_carry=initial, implementation=name)[0].sum()
+
+    def y(initial, name):
+        return run(reset_carry=initial, implementation=name)[0].sum()
+
     fast, plain = (jax.grad(y)(initial, name) for name in ("scan", "autodiff"))
     chex.assert_trees_all_close(fast, plain, rtol=0.05, atol=0.02)  # operands of 8 bits
     assert {leaf.dtype for leaf in jax.tree.leaves(fast)} == {jnp.dtype("float32")}
@@ -329,7 +363,8 @@ def test_layers_of_a_stack_may_differ_in_precision(dtypes):
     ]
     x = random_like(np.zeros((2, 3, F)), 1)
     y, carry = jaxgru.unroll(stack, x)
-    expected, rounding = x, 0.0
+    expected = x
+    rounding = 0.0
     for layer, seen, dtype in zip(stack, carry, dtypes, strict=True):
         expected, end = jaxgru.unroll(layer, expected)
         rounding = max(rounding, {"float64": 1e-14, "float32": 1e-6, "bfloat16": 2**-7}[dtype])
@@ -342,7 +377,10 @@ def test_layers_of_a_stack_may_differ_in_precision(dtypes):
 def shapes_of(kind, dtype):
     """A layer's shapes: its biases in `dtype`, its matrices in bfloat16."""
     layer = jax.eval_shape(partial(INIT[kind], jax.random.key(0), F, H, dtype=dtype))
-    narrow = lambda leaf: leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+
+    def narrow(leaf):
+        return leaf.update(dtype=jnp.bfloat16) if leaf.ndim > 1 else leaf
+
     return jax.tree.map(narrow, layer)
 
 
@@ -352,7 +390,10 @@ def wide_carry(layer):
 
 
 def gradient_shapes(function, *arguments):
-    scalar = lambda *a: sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+
+    def scalar(*a):
+        return sum(jnp.sum(y.astype(jnp.float32)) for y in jax.tree.leaves(function(*a)))
+
     return jax.eval_shape(jax.grad(scalar, tuple(range(len(arguments)))), *arguments)
 
 
@@ -372,15 +413,24 @@ def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
     kind, dtype, implementation
 ):
     """With narrow matrices, layers of bfloat16 that carry float32, and every option at once."""
-    layer, x = shapes_of(kind, dtype), jax.ShapeDtypeStruct((2, 3, F), "float32")
+    layer = shapes_of(kind, dtype)
+    x = jax.ShapeDtypeStruct((2, 3, F), "float32")
     carry = initial = wide_carry(layer)
-    with_name = lambda function: partial(function, implementation=implementation)
+
+    def with_name(function):
+        return partial(function, implementation=implementation)
+
     run, both, one_step = map(with_name, (jaxgru.unroll, jaxgru.bidirectional, jaxgru.step))
-    lengths, dtypes = np.array([3, 2]), partial(jax.tree.map, lambda leaf: leaf.dtype)
+
+    def with_all(layer, x, carry, initial):
+        return run(layer, x, carry, reset_carry=initial, **ALL_OPTIONS)
+
+    lengths = np.array([3, 2])
+    dtypes = partial(jax.tree.map, lambda leaf: leaf.dtype)
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         for function, *arguments in (
             (run, layer, x, carry),
-            (lambda *a: run(*a[:3], reset_carry=a[3], **ALL_OPTIONS), layer, x, carry, initial),
+            (with_all, layer, x, carry, initial),
             (lambda p, x, c: one_step(p, x[:, 0], c, reset=x[:, 0, 0] > 0), layer, x, carry),
             (lambda p, x: both(p, p, x, lengths=lengths), layer, x),
         ):
@@ -389,7 +439,8 @@ def test_promotes_nothing_implicitly_and_gradients_have_their_arguments_dtypes(
 
 def test_without_jit():
     """`JAX_DISABLE_JIT=1`: what a debugger shows is what is computed."""
-    layer, x = stack_of("gru", 1), random_like(np.zeros((1, 2, F)), 1)
+    layer = stack_of("gru", 1)
+    x = random_like(np.zeros((1, 2, F)), 1)
     loss = lambda layer, x: jaxgru.unroll(layer, x)[0].sum()
     expected = jax.grad(loss)(layer, x)
     with jax.disable_jit():
@@ -416,9 +467,13 @@ def test_an_error_in_a_users_cell_is_the_users():
 
 def test_forward_mode_through_a_step():
     """A slope against that of reverse mode; without "autodiff", one sentence says so."""
-    (layer,), x = stack_of("lstm", 1), random_like(np.zeros((2, F)), 1)
+    (layer,) = stack_of("lstm", 1)
+    x = random_like(np.zeros((2, F)), 1)
     carry, along = (random_like(jaxgru.initial_carry(layer, 2), i) for i in (2, 3))
-    loss = lambda carry, **options: jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+
+    def loss(carry, **options):
+        return jnp.sum(jaxgru.step(layer, x, carry, **options)[0] ** 2)
+
     plain = partial(loss, implementation="autodiff")
     _, slope = jax.jvp(plain, (carry,), (along,))
     expected = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(carry), along)))
@@ -441,11 +496,15 @@ def test_forward_mode_through_a_step():
 def test_forward_mode_through_a_gradient(kind):
     """A Hessian times a vector, by the hand-written gradient as by JAX's."""
     at = stack_of(kind, 1), random_like(np.zeros((3, 5, F)), 1)
-    reset, along = np.arange(15).reshape(3, 5) % 4 == 2, random_like(at, 2)
+    reset = np.arange(15).reshape(3, 5) % 4 == 2
+    along = random_like(at, 2)
 
     def product(implementation):
         options = dict(reset=reset, implementation=implementation)
-        loss = lambda *at: jnp.sum(jaxgru.unroll(*at, **options)[0] ** 2)
+
+        def loss(*at):
+            return jnp.sum(jaxgru.unroll(*at, **options)[0] ** 2)
+
         return jax.jit(lambda at: jax.jvp(jax.grad(loss, (0, 1)), at, along)[1])(at)
 
     chex.assert_trees_all_close(product("auto"), product("autodiff"), rtol=1e-10, atol=1e-10)
@@ -471,7 +530,8 @@ def test_two_directions_are_each_direction(kind):
         )
 
     def each(layers, back, x, carry, initial):
-        ends, every = ([], []), ([], [])
+        ends = ([], [])
+        every = ([], [])
         for i in range(2):
             ys = []
             for d, layer in enumerate((layers[i], back[i])):
@@ -495,8 +555,12 @@ def test_segments_computed_anew_need_little_memory():
     """XLA's own plan of a gradient, as docs/guide/layer.md tells it: 47 and 3.7 MB."""
 
     def planned(remat):
-        layer, x = jaxgru.init_gru(KEY, 16, 128), jax.ShapeDtypeStruct((4, 4096, 16), jnp.float32)
-        loss = lambda layer, x: jaxgru.unroll(layer, x, remat=remat)[1].sum()
+        layer = jaxgru.init_gru(KEY, 16, 128)
+        x = jax.ShapeDtypeStruct((4, 4096, 16), jnp.float32)
+
+        def loss(layer, x):
+            return jaxgru.unroll(layer, x, remat=remat)[1].sum()
+
         program = jax.jit(jax.grad(loss)).lower(layer, x).compile()
         return program.memory_analysis().temp_size_in_bytes
 
@@ -508,9 +572,13 @@ def test_segments_computed_anew_need_little_memory():
 
 @pytest.mark.parametrize("kind", ["each_step", *slow("zoneout", "variational")])
 def test_a_traced_dropout_rate(kind):
-    (layer,), x = stack_of("gru", 1), random_like(np.zeros((2, 3, F)), 1)
+    (layer,) = stack_of("gru", 1)
+    x = random_like(np.zeros((2, 3, F)), 1)
     dropout = partial(jaxgru.Dropout, jax.random.key(1), site="state", kind=kind)
-    run = lambda rate, x=x: jaxgru.unroll(layer, x, dropout=dropout(rate=rate))[0]
+
+    def run(rate, x=x):
+        return jaxgru.unroll(layer, x, dropout=dropout(rate=rate))[0]
+
     rates = jnp.array([0.0, 0.4, 0.75, 1.0, -0.1])
     seen = jax.jit(jax.vmap(run))(rates)
     for y, rate in zip(seen[:3], (0.0, 0.4, 0.75), strict=True):

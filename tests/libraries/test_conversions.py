@@ -57,11 +57,15 @@ def three_calls(call, x, carry):
 
 
 named = lambda kind: kind.removesuffix(", relu")
-options_of = lambda kind: {"activation_fn": jax.nn.relu} if "relu" in kind else {}
+
+
+def options_of(kind):
+    return {"activation_fn": jax.nn.relu} if "relu" in kind else {}
 
 
 def linen_calls(cell, dtype, T, B, E, H):
-    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    x = normal(B, T, E, dtype=dtype)
+    carry = carry_of(B, H, dtype, "LSTM" in cell)
     linen_cell = partial(getattr(nn, named(cell)), **options_of(cell))
 
     def calls(rnn_class):
@@ -77,29 +81,40 @@ def linen_calls(cell, dtype, T, B, E, H):
 
 def nnx_calls(cell, dtype, T, B, E, H):
     made = nnx_cell(named(cell), E, H, dtype, **options_of(cell))
-    x, carry = normal(B, T, E, dtype=dtype), carry_of(B, H, dtype, "LSTM" in cell)
+    x = normal(B, T, E, dtype=dtype)
+    carry = carry_of(B, H, dtype, "LSTM" in cell)
 
     def calls(rnn_class):
         graph, params, rest = nnx.split(rnn_class(made), nnx.Param, ...)
-        merged = lambda params: partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+
+        def merged(params):
+            return partial(nnx.merge(graph, params, rest), rngs=nnx.Rngs(0))
+
         return params, lambda params, x, carry, **options: three_calls(
             partial(merged(params), **options), x, carry
         )
 
-    (params, ours), (same, theirs) = calls(flax_nnx.RNN), calls(nnx.RNN)
+    params, ours = calls(flax_nnx.RNN)
+    same, theirs = calls(nnx.RNN)
     assert same_bits(params, same)
     return ours, theirs, (params, x, carry)
 
 
 def equinox_calls(kind, dtype, T, B, E, H):
     """A batch with resets, whole and by `vmap`; one sequence, backwards."""
-    cell, xs = equinox_cell(kind, E, H, dtype), normal(B, T, E, dtype=dtype)
-    states, reset = carry_of(B, H, dtype, kind == "LSTMCell"), resets(B, T)
+    cell = equinox_cell(kind, E, H, dtype)
+    xs = normal(B, T, E, dtype=dtype)
+    states = carry_of(B, H, dtype, kind == "LSTMCell")
+    reset = resets(B, T)
 
     def theirs(cell, xs, states):
-        step = lambda state, x: (after := cell(x, state), jax.tree.leaves(after)[0])
+        def step(state, x):
+            after = cell(x, state)
+            return after, jax.tree.leaves(after)[0]
+
         run = partial(against.scanned, step, jax.tree.map(lambda s: jnp.zeros(H, dtype), states))
-        each, first = jax.vmap(run)(states, xs, reset), jax.tree.map(lambda s: s[0], states)
+        each = jax.vmap(run)(states, xs, reset)
+        first = jax.tree.map(lambda s: s[0], states)
         ends = np.append(reset[0, 1:], False)  # of episodes
         return each, each, run(first, xs[0], ends, reverse=True)
 
@@ -115,12 +130,15 @@ def equinox_calls(kind, dtype, T, B, E, H):
 
 def haiku_calls(kind, dtype, T, B, E, H):
     """With resets, backwards, batch-major; random draws that follow are the same, too."""
-    x, dones, carry = normal(T, B, E, dtype=dtype), resets(T, B), carry_of(B, H, dtype, True)
+    x = normal(T, B, E, dtype=dtype)
+    dones = resets(T, B)
+    carry = carry_of(B, H, dtype, True)
     state = hk.LSTMState(*carry) if kind == "LSTM" else carry[0]
 
     def calls(unroll):
         def function(x, state, **options):
-            core, run = getattr(hk, kind)(H), partial(unroll, **options)
+            core = getattr(hk, kind)(H)
+            run = partial(unroll, **options)
             batch_major = x.swapaxes(0, 1), dones.T
             return (
                 run(hk.ResetCore(core), (x, dones), state),
@@ -132,11 +150,13 @@ def haiku_calls(kind, dtype, T, B, E, H):
 
         return hk.transform(function)
 
-    ours, theirs = calls(dm_haiku.dynamic_unroll), calls(hk.dynamic_unroll)
+    ours = calls(dm_haiku.dynamic_unroll)
+    theirs = calls(hk.dynamic_unroll)
     params = randomized(jax.eval_shape(theirs.init, KEY, x, state))
-    applied = lambda model: (
-        lambda params, x, state, **options: model.apply(params, KEY, x, state, **options)
-    )
+
+    def applied(model):
+        return lambda params, x, state, **options: model.apply(params, KEY, x, state, **options)
+
     return applied(ours), applied(theirs), (params, x, state)
 
 
@@ -184,7 +204,10 @@ def test_strict_promotion(calls, kind):
 @ONE_EACH
 def test_forward_mode_of_the_plain_implementation(calls, kind):
     ours, theirs, args = calls(kind, np.float32, 3, 2, 4, 6)
-    along = lambda f: jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
+
+    def along(f):
+        return jax.jit(lambda *args: jax.jvp(f, args, randomized(args)))(*args)
+
     results = along(partial(ours, implementation="autodiff")), along(theirs)
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-5)
 
@@ -290,7 +313,9 @@ def test_second_biases_become_the_first(back):
 
 @pytest.mark.parametrize("back", [torch_nn.to_torch, keras_layers.to_keras])
 def test_absent_second_biases_become_zeros(back):
-    p, zeros = layer("gru after"), jnp.zeros(6)  # −0: the sign of z changes
+    p = layer("gru after")
+    zeros = jnp.zeros(6)
+    # −0, because the sign of z changes
     assert same_bits(FROM[back](back(p)), p.replace(c=jnp.concatenate([-zeros, zeros])))
 
 
@@ -318,8 +343,10 @@ def test_our_layers_are_modules(library, weights):
     alike = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-5)
     # Weights that are not rounded make 5e-3
     alike_narrow = partial(chex.assert_trees_all_close, atol=1e-3)
-    make, x = MODULES[library], normal(3, 5, 4, dtype=np.float32)
-    module, options = make(weights), dict(lengths=np.array([5, 0, 2]))
+    make = MODULES[library]
+    x = normal(3, 5, 4, dtype=np.float32)
+    module = make(weights)
+    options = dict(lengths=np.array([5, 0, 2]))
     two = weights is PAIR
     run = (lambda pair, *a, **o: jaxgru.bidirectional(*pair, *a, **o)) if two else jaxgru.unroll
     alike(module(x, **options), run(weights, x, **options))
@@ -339,7 +366,8 @@ def test_our_layers_are_modules(library, weights):
 @pytest.mark.parametrize("library", MODULES)
 def test_weights_of_a_module_drop(library):
     """Those of Flax's, which hold arrays by name, through their method `layer`."""
-    module, x = MODULES[library](STACK), normal(3, 5, 4, dtype=np.float32)
+    module = MODULES[library](STACK)
+    x = normal(3, 5, 4, dtype=np.float32)
     dropped = jaxgru.drop_weights(KEY, module.layer(), 0.5)
     assert all(0.3 < (p.U == 0).mean() < 0.7 for p in dropped)
     assert not same_bits(jaxgru.unroll(dropped, x), module(x))
@@ -352,8 +380,11 @@ def test_weights_of_a_module_drop(library):
             jaxgru.drop_weights(KEY, what, 0.5)
 
 
-GRU, GRU_AFTER, RNN = layer("gru"), layer("gru after"), layer("rnn")
-after, second = "GRU.* whose reset gate acts after the product", layer("gru after, second bias")
+GRU = layer("gru")
+GRU_AFTER = layer("gru after")
+RNN = layer("rnn")
+after = "GRU.* whose reset gate acts after the product"
+second = layer("gru after, second bias")
 state_of_nnx = jax.jit(lambda p: nnx.state(flax_nnx.to_nnx(p)))
 
 test_what_the_other_library_lacks = refused(
@@ -412,7 +443,8 @@ def with_bias(cell, b):
     return cell
 
 
-LINEN, HAIKU = flax_linen.to_linen(GRU_AFTER), dm_haiku.to_haiku(GRU)
+LINEN = flax_linen.to_linen(GRU_AFTER)
+HAIKU = dm_haiku.to_haiku(GRU)
 KERAS = keras_layers.to_keras(RNN)
 BIASED = {
     "nnx": lambda b: flax_nnx.from_nnx(with_bias(nnx_cell("GRUCell"), b)),

@@ -22,7 +22,9 @@ class Model(hk.Module):
 
     def __init__(self, unroll, kind, dones=None):
         super().__init__()
-        self.unroll, self.core, self.dones = unroll, getattr(hk, kind)(6), dones
+        self.unroll = unroll
+        self.core = getattr(hk, kind)(6)
+        self.dones = dones
 
     def __call__(self, x):
         core = self.core if self.dones is None else hk.ResetCore(self.core)
@@ -32,7 +34,8 @@ class Model(hk.Module):
 
 def test_parameters_as_the_core_sees_them():
     """A getter of the user's own, for mixed precision, say, acts as before."""
-    x, halved = normal(5, 3, 4, dtype=np.float32), lambda getter, value, context: getter(value) / 2
+    x = normal(5, 3, 4, dtype=np.float32)
+    halved = lambda getter, value, context: getter(value) / 2
 
     def function(unroll):
         def run(x):
@@ -67,7 +70,8 @@ def test_parameters_as_the_core_sees_them():
 )
 def test_policies_of_mixed_precision(kind, policy, where):
     """Values, to the rounding of the narrowest dtype, all dtypes, those of gradients, too."""
-    x, dones = normal(5, 3, 4, dtype=np.float32), resets(5, 3) if where == "ResetCore" else None
+    x = normal(5, 3, 4, dtype=np.float32)
+    dones = resets(5, 3) if where == "ResetCore" else None
     policy = jmp.get_policy(policy)
     with hk.mixed_precision.push_policy(Model if where == "Model" else getattr(hk, where), policy):
 
@@ -82,11 +86,16 @@ def test_policies_of_mixed_precision(kind, policy, where):
             gradients = jax.grad(loss, argnums=(0, 1), has_aux=True)
             return jax.jit(gradients)(randomized(params), x)
 
-        ours, theirs = results(dynamic_unroll), results(hk.dynamic_unroll)
+        ours = results(dynamic_unroll)
+        theirs = results(hk.dynamic_unroll)
     chex.assert_trees_all_equal_shapes_and_dtypes(ours, theirs)
     exact = policy.compute_dtype == policy.output_dtype == jnp.float32
-    as_float32 = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
-    (d_ours, ours), (d_theirs, theirs) = as_float32(ours), as_float32(theirs)
+
+    def as_float32(tree):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+    d_ours, ours = as_float32(ours)
+    d_theirs, theirs = as_float32(theirs)
     chex.assert_trees_all_close(ours, theirs, rtol=0, atol=1e-6 if exact else 0.03)
     for d, e in zip(jax.tree.leaves(d_ours), jax.tree.leaves(d_theirs), strict=True):
         assert np.linalg.norm(d - e) < (0.01 if exact else 0.05) * np.linalg.norm(e)
@@ -107,7 +116,9 @@ def test_an_lstms_weights_there_and_back():
 
 
 def test_a_pair_that_is_no_lstm_state():
-    x, h, c = normal(5, 3, 4, dtype=np.float32), jnp.ones((3, 6)), jnp.zeros((3, 6))
+    x = normal(5, 3, 4, dtype=np.float32)
+    h = jnp.ones((3, 6))
+    c = jnp.zeros((3, 6))
 
     def results(state):
         model = hk.transform(lambda: dynamic_unroll(hk.LSTM(6), x, state))
@@ -116,8 +127,11 @@ def test_a_pair_that_is_no_lstm_state():
     assert same_bits(results((h, c)), results(hk.LSTMState(h, c)))
 
 
-X, DONES, H = np.zeros((5, 3, 4), np.float32), resets(5, 3), np.zeros((3, 6), np.float32)
-KEY, gru = jax.random.key(0), lambda: hk.GRU(6)
+X = np.zeros((5, 3, 4), np.float32)
+DONES = resets(5, 3)
+H = np.zeros((3, 6), np.float32)
+KEY = jax.random.key(0)
+gru = lambda: hk.GRU(6)
 GRU = hk.transform(lambda: dynamic_unroll(gru(), X, H))
 
 

@@ -19,7 +19,8 @@ CELLS = pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell"])
 
 @CELLS
 def test_without_biases_and_from_zeros(kind):
-    cell, xs = equinox_cell(kind, use_bias=False), normal(5, 4, dtype=np.float32)
+    cell = equinox_cell(kind, use_bias=False)
+    xs = normal(5, 4, dtype=np.float32)
     state = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
     last, ys = unroll(cell, xs)
     for t, x in enumerate(xs):
@@ -33,19 +34,21 @@ def test_without_biases_and_from_zeros(kind):
 @CELLS
 def test_lengths_and_the_state_of_every_step(kind):
     """Each row alone, as its own scan; of an LSTM also c."""
-    cell, xs, lengths = (
-        equinox_cell(kind),
-        normal(2, 3, 5, 4, dtype=np.float32),
-        np.array([[5, 0, 2], [1, 4, 3]]),
-    )
+    cell = equinox_cell(kind)
+    xs = normal(2, 3, 5, 4, dtype=np.float32)
+    lengths = np.array([[5, 0, 2], [1, 4, 3]])
     zeros = (jnp.zeros(6), jnp.zeros(6)) if kind == "LSTMCell" else jnp.zeros(6)
     state, ys, states = unroll(cell, xs, lengths=lengths, return_states=True)
     for row in np.ndindex(2, 3):
-        after, each = zeros, []
+        after = zeros
+        each = []
         for x in xs[row][: lengths[row]]:
             after = cell(x, after)
             each.append(after)
-        of_row = lambda tree, row=row: jax.tree.map(lambda leaf: leaf[row], tree)
+
+        def of_row(tree, row=row):
+            return jax.tree.map(lambda leaf: leaf[row], tree)
+
         chex.assert_trees_all_close(of_row(state), after, rtol=1e-5, atol=1e-5)
         assert not ys[row][len(each) :].any()
         for t, one in enumerate(each):
@@ -62,7 +65,8 @@ def with_fields(kind="GRUCell", **fields):
     return cell
 
 
-X, cell = np.ones((3, 5, 4), np.float32), equinox_cell("GRUCell")
+X = np.ones((3, 5, 4), np.float32)
+cell = equinox_cell("GRUCell")
 
 
 test_refusals = refused(

@@ -57,31 +57,41 @@ class ActorCritic(nn.Module):
 
 
 def test_in_a_model_as_in_purejaxrl():
-    T, B, E, H = 7, 3, 4, 6
-    x, dones = normal(T, B, E, dtype=np.float32), resets(T, B).astype(np.float32)
+    T = 7
+    B = 3
+    E = 4
+    H = 6
+    x = normal(T, B, E, dtype=np.float32)
+    dones = resets(T, B).astype(np.float32)
     first = ScannedRNN.initialize_carry(B, H)
     assert same_bits(first, PureJaxRL.initialize_carry(B, H))
-    ours, theirs = ActorCritic(ScannedRNN), ActorCritic(PureJaxRL)
+    ours = ActorCritic(ScannedRNN)
+    theirs = ActorCritic(PureJaxRL)
     with unchecked():  # PureJaxRL's first flags are floats
         drawn = [
             jax.jit(model.init)(jax.random.key(0), first, (x, dones)) for model in (ours, theirs)
         ]
     chex.assert_trees_all_close(*drawn, rtol=1e-5, atol=1e-6)
     with jax.enable_x64(True):
-        x, carry = x.astype(np.float64), normal(B, H, dtype=np.float64)
+        x = x.astype(np.float64)
+        carry = normal(B, H, dtype=np.float64)
         variables = jax.tree.map(lambda w: jnp.asarray(w, np.float64), drawn[0])
         same_numbers(
-            lambda *args: ours.apply(*args[:2], (args[2], dones)),
-            lambda *args: theirs.apply(*args[:2], (args[2], dones)),
+            lambda variables, carry, x: ours.apply(variables, carry, (x, dones)),
+            lambda variables, carry, x: theirs.apply(variables, carry, (x, dones)),
             *(variables, carry, x),
         )
 
 
 def test_another_cell_name_and_start():
     """Where a reset starts from is the cell's; parameters under another name are found."""
-    T, B, E, H = 6, 3, 4, 5
+    T = 6
+    B = 3
+    E = 4
+    H = 5
     start = partial(nn.OptimizedLSTMCell, carry_init=jax.nn.initializers.constant(0.3))
-    x, dones = normal(T, B, E, dtype=np.float32), resets(T, B)
+    x = normal(T, B, E, dtype=np.float32)
+    dones = resets(T, B)
     carry = carry_of(B, H, np.float32, pair=True)
     params = randomized(jax.eval_shape(start(H).init, jax.random.key(0), carry, x[0])["params"])
 
@@ -103,21 +113,28 @@ def test_another_cell_name_and_start():
 
 def test_partitioned_parameters():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
-    model, x = RNN(nn.GRUCell(6, kernel_init=init)), normal(2, 3, 4, dtype=np.float32)
+    model = RNN(nn.GRUCell(6, kernel_init=init))
+    x = normal(2, 3, 4, dtype=np.float32)
     variables = jax.jit(model.init)(jax.random.key(0), x)
     assert isinstance(variables["params"]["cell"]["ir"]["kernel"], nn.Partitioned)
     theirs = jax.jit(nn.RNN(nn.GRUCell(6, kernel_init=init)).apply)(variables, x)
     np.testing.assert_allclose(jax.jit(model.apply)(variables, x), theirs, 1e-5, 1e-5)
-    weights, boxed = layer("rnn"), lambda w: nn.Partitioned(w, (None,) * w.ndim)
+    weights = layer("rnn")
+    boxed = lambda w: nn.Partitioned(w, (None,) * w.ndim)
     module = Layer(lambda key: jax.tree.map(boxed, weights))
     variables = module.init(jax.random.key(0), x)
     assert nn.get_partition_spec(variables)["params"]["layers"]["RNNCell"]["W"]["kernel"]
     assert same_bits(module.bind(variables).layer(), weights)
 
 
-X, DONES, H0 = np.ones((5, 3, 4), np.float32), resets(5, 3), np.zeros((3, 6), np.float32)
+X = np.ones((5, 3, 4), np.float32)
+DONES = resets(5, 3)
+H0 = np.zeros((3, 6), np.float32)
 GRU = RNN(nn.GRUCell(6), time_major=True)
-drawn = lambda module, *args, **options: module.init(jax.random.key(0), *args, **options)
+
+
+def drawn(module, *args, **options):
+    return module.init(jax.random.key(0), *args, **options)
 
 
 def of_another(cell):
@@ -128,7 +145,10 @@ def of_another(cell):
 
 
 CELL = {"i": {"kernel": np.zeros((4, 6)), "bias": np.zeros(6)}, "h": {"kernel": np.zeros((6, 6))}}
-of_rnn = lambda *args, **options: lambda: drawn(ScannedRNN(**options), *args)
+
+
+def of_rnn(*args, **options):
+    return lambda: drawn(ScannedRNN(**options), *args)
 
 
 test_refusals = refused(
@@ -181,8 +201,13 @@ def test_restored_by_flax_and_orbax(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "it", saved)
         checkpointer.wait_until_finished()
-        from_orbax = lambda like: checkpointer.restore(tmp_path / "it", like)
-        from_bytes = lambda like: serialization.from_bytes(like, serialization.to_bytes(saved))
+
+        def from_orbax(like):
+            return checkpointer.restore(tmp_path / "it", like)
+
+        def from_bytes(like):
+            return serialization.from_bytes(like, serialization.to_bytes(saved))
+
         for restored in (from_orbax, from_bytes):
             again = restored(module.init(jax.random.key(1), X))
             assert same_bits(module.apply(again, X), module.apply(saved, X))
@@ -205,7 +230,10 @@ def test_restored_by_flax_and_orbax(tmp_path):
 def test_a_layer_starts_where_its_cell_does(monkeypatch):
     """With variables and without."""
     gru = layer("gru")
-    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5)
+
+    def half(self, batch_size):
+        return jnp.full((batch_size, len(self.U)), 0.5)
+
     monkeypatch.setattr(type(gru), "zero_carry", half)
     module = Layer(gru)
     variables = module.init(jax.random.key(0), X)
@@ -216,7 +244,8 @@ def test_a_layer_starts_where_its_cell_does(monkeypatch):
 @pytest.mark.parametrize("kind", ["gru", "gru after, second bias", "lstm", "rnn"])
 def test_flax_serialization(kind):
     """Bytes and state dicts of a stack, and of the carry."""
-    stack, other = [layer(kind)], [layer(kind, seed=1)]
+    stack = [layer(kind)]
+    other = [layer(kind, seed=1)]
     carry = jaxgru.initial_carry(stack, 2)
     assert same_bits(serialization.from_bytes(other, serialization.to_bytes(stack)), stack)
     assert same_bits(serialization.from_bytes(carry, serialization.to_bytes(carry)), carry)
@@ -235,10 +264,11 @@ def test_flax_serialization(kind):
     class Own(Cell):  # defined after Flax learned of the library's
         b: jax.Array
 
-    own = Own(X[0, 0]), Own(X[0, 1])
-    assert same_bits(serialization.from_bytes(own[1], serialization.to_bytes(own[0])), own[0])
+    own = Own(X[0, 0])
+    target = Own(X[0, 1])
+    assert same_bits(serialization.from_bytes(target, serialization.to_bytes(own)), own)
     with pytest.raises(LibraryError, match="the saved Own has .*; it must have none"):
-        serialization.from_bytes(own[1], serialization.to_bytes(stack[0]))
+        serialization.from_bytes(target, serialization.to_bytes(stack[0]))
     residual, other = (jaxgru.ResidualStack(tuple(layers)) for layers in (stack, other))
     read = serialization.from_bytes(other, serialization.to_bytes(residual))
     assert same_bits(read, residual) and isinstance(read, jaxgru.ResidualStack)

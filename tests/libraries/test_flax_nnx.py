@@ -27,7 +27,10 @@ from jaxgru.libraries.flax_nnx import RNN, Layer, from_nnx
     [("GRUCell", None), ("OptimizedLSTMCell", jax.nn.initializers.constant(0.3))],
 )
 def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
-    T, B, E, H = 6, 4, 3, 5
+    T = 6
+    B = 4
+    E = 3
+    H = 5
     with jax.enable_x64(True):
         with pytest.warns(UserWarning, match="carry_init") if start else nullcontext():
             cell = nnx_cell(cell_class, E, H, np.float64, carry_init=start)
@@ -53,7 +56,8 @@ def test_resets_as_in_a_scan_of_the_cell(cell_class, start):
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("batch", [(3,), (1, 3)])
 def test_resets_backward_are_those_of_unroll(lengths, time_major, batch):
-    cell, x = nnx_cell("GRUCell"), normal(*batch, 5, 4, dtype=np.float32)
+    cell = nnx_cell("GRUCell")
+    x = normal(*batch, 5, 4, dtype=np.float32)
     reset = resets(3, 5).reshape(*batch, 5)
     lengths = None if lengths is None else lengths.reshape(batch)
     there = (len(batch), 0) if time_major else (0, 0)
@@ -68,7 +72,8 @@ def test_resets_backward_are_those_of_unroll(lengths, time_major, batch):
 
 def test_any_batch_axes_order_and_direction():
     def calls(x, rnn_class):
-        cell, other = nnx_cell("GRUCell"), nnx_cell("LSTMCell")
+        cell = nnx_cell("GRUCell")
+        other = nnx_cell("LSTMCell")
         rnn = partial(rnn_class(cell, return_carry=True), rngs=nnx.Rngs(0))
         both = nnx.Bidirectional(rnn_class(cell), rnn_class(other), return_carry=True)
         return (
@@ -94,18 +99,21 @@ def test_the_carry_after_lengths_that_flax_takes(T, lengths, time_major):
 
     It does not take int8 for so many steps.
     """
-    cell, x = nnx_cell("OptimizedLSTMCell"), normal(3, T, 4, dtype=np.float32)
+    cell = nnx_cell("OptimizedLSTMCell")
+    x = normal(3, T, 4, dtype=np.float32)
     x = x.swapaxes(0, 1) if time_major else x
     options = dict(return_carry=True, time_major=time_major)
     call = nnx.jit(lambda rnn, lengths: rnn(x, seq_lengths=lengths, **options))
-    ours, theirs = call(RNN(cell), lengths), call(nnx.RNN(cell), lengths.astype(np.int32))
+    ours = call(RNN(cell), lengths)
+    theirs = call(nnx.RNN(cell), lengths.astype(np.int32))
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, nnx.clone])
 def test_a_copy_of_a_module(copied):
     """`deepcopy` makes new objects of jax.nn.sigmoid and jnp.tanh, which have no names."""
-    rnn, x = RNN(nnx_cell("GRUCell")), normal(3, 5, 4, dtype=np.float32)
+    rnn = RNN(nnx_cell("GRUCell"))
+    x = normal(3, 5, 4, dtype=np.float32)
     assert same_bits(copied(rnn)(x), rnn(x))
     hard = nnx_cell("GRUCell", gate_fn=jax.jit(jax.nn.hard_sigmoid))
     with pytest.raises(LibraryError, match="this GRUCell has gate_fn=.*; it must be sigmoid"):
@@ -126,7 +134,8 @@ def test_bfloat16_products_beside_a_float32_state():
 def test_it_is_trained_and_saved_like_flax():
     """The parameters, their names and the module's other state are those of `nnx.RNN`."""
     cell = nnx_cell("GRUCell")
-    ours, theirs = RNN(cell), nnx.RNN(cell)
+    ours = RNN(cell)
+    theirs = nnx.RNN(cell)
     assert isinstance(ours, nnx.RNN)
     x = normal(3, 5, 4, dtype=np.float32)
     for module in (ours, theirs):
@@ -143,7 +152,8 @@ def test_it_is_trained_and_saved_like_flax():
 
 
 def test_a_layer_of_our_own_is_a_module_of_params():
-    weights, x = layer("gru after, second bias"), normal(3, 5, 4, dtype=np.float32)
+    weights = layer("gru after, second bias")
+    x = normal(3, 5, 4, dtype=np.float32)
     module = Layer(weights)
     matrices = nnx.to_flat_state(nnx.state(module, nnx.PathContains("kernel"))).leaves
     assert [m.ndim for m in matrices] == [2, 2]
@@ -152,11 +162,17 @@ def test_a_layer_of_our_own_is_a_module_of_params():
 
 
 def test_dropout_by_rngs_and_deterministic():
-    weights, x = layer("gru"), normal(3, 5, 4, dtype=np.float32)
+    weights = layer("gru")
+    x = normal(3, 5, 4, dtype=np.float32)
     sites = [Dropout(None, 0.5, "output"), Dropout(None, 0.25, "state", "zoneout")]
-    module, stream = Layer(weights, dropout=sites, rngs=nnx.Rngs(1)), nnx.Rngs(1).dropout.fork()
-    call, run = nnx.jit(lambda module: module(x)), partial(jaxgru.unroll, weights, x)
-    drawn = lambda: [site.replace(key=stream()) for site in sites]
+    module = Layer(weights, dropout=sites, rngs=nnx.Rngs(1))
+    stream = nnx.Rngs(1).dropout.fork()
+    call = nnx.jit(lambda module: module(x))
+    run = partial(jaxgru.unroll, weights, x)
+
+    def drawn():
+        return [site.replace(key=stream()) for site in sites]
+
     alike = partial(jax.tree.map, close)  # to rounding: within `jit`, it is another program
     for _ in range(2):
         alike(call(module), run(dropout=drawn()))
@@ -170,8 +186,10 @@ def test_dropout_by_rngs_and_deterministic():
     alike(module(x, deterministic=False), run(dropout=drawn()))
     module.train()
     alike(call(module), run(dropout=drawn()))
-    plain, alone = Layer(weights), Layer(weights, dropout=sites[0])
-    y, dropped = plain(x)[0], np.asarray(alone(x, rngs=nnx.Rngs(0))[0])
+    plain = Layer(weights)
+    alone = Layer(weights, dropout=sites[0])
+    y = plain(x)[0]
+    dropped = np.asarray(alone(x, rngs=nnx.Rngs(0))[0])
     kept = dropped != 0  # by 1/(1 − rate), as nnx.Dropout scales
     np.testing.assert_allclose(dropped, np.where(kept, y / 0.5, 0), rtol=1e-5)
     assert 0.2 < kept.mean() < 0.8
@@ -183,7 +201,8 @@ def test_dropout_by_rngs_and_deterministic():
 
 
 def test_integer_inputs():
-    x, cell = np.arange(60).reshape(3, 5, 4) % 7, nnx_cell("LSTMCell")
+    x = np.arange(60).reshape(3, 5, 4) % 7
+    cell = nnx_cell("LSTMCell")
     options = dict(seq_lengths=jnp.array([1, 5, 2]), return_carry=True)
     with unchecked():  # the annotations say floats
         results = [cls(cell)(x, **options) for cls in (RNN, nnx.RNN)]
@@ -191,7 +210,10 @@ def test_integer_inputs():
 
 
 X = np.ones((3, 5, 4), np.float32)
-rnn = lambda cell_class="GRUCell", **options: RNN(nnx_cell(cell_class, **options))
+
+
+def rnn(cell_class="GRUCell", **options):
+    return RNN(nnx_cell(cell_class, **options))
 
 
 def altered(cell_class, part, name, weight):
@@ -202,7 +224,8 @@ def altered(cell_class, part, name, weight):
 
 
 ones = lambda *shape: nnx.Param(jnp.ones(shape))
-gru, lora = nnx.GRUCell, nnx.LoRALinear(4, 18, lora_rank=2, rngs=nnx.Rngs(0))
+gru = nnx.GRUCell
+lora = nnx.LoRALinear(4, 18, lora_rank=2, rngs=nnx.Rngs(0))
 
 
 def of_another_kind():

@@ -51,7 +51,8 @@ def test_two_directions(kind):
         if "ReLU" not in kind:
             for side in (built.forward_layer, built.backward_layer):
                 side.cell.activation = jnp.tanh  # Keras's own rounds float64 to float32
-        pair, x = "LSTM" in kind, normal(3, 5, 4, seed=20)
+        pair = "LSTM" in kind
+        x = normal(3, 5, 4, seed=20)
         carry = [normal(3, 6, seed=30 + i) for i in range(2 + 2 * pair)]
         seeds = [variable.value for variable in built.non_trainable_variables]  # no dropout's
 
@@ -78,7 +79,8 @@ def test_stacks(kind, two):
     ahead, back = (
         tuple(layer(kind, E, H, seed=10 * i + j) for j, (E, H) in enumerate(sizes)) for i in (0, 1)
     )
-    weights, x = (ahead, back) if two else ahead, normal(2, 5, 4, dtype=np.float32)
+    weights = (ahead, back) if two else ahead
+    x = normal(2, 5, 4, dtype=np.float32)
     model = to_keras(weights, return_sequences=True)
     y, _ = jaxgru.bidirectional(*weights, x) if two else jaxgru.unroll(weights, x)
     np.testing.assert_allclose(y, model(x), 1e-5, 1e-5)
@@ -91,7 +93,8 @@ def test_stacks(kind, two):
 @EVERY
 def test_without_biases(kind):
     p = from_keras(made(kind, use_bias=False))
-    y = to_keras(p, return_sequences=True)(x := normal(2, 5, 4, dtype=np.float32))
+    x = normal(2, 5, 4, dtype=np.float32)
+    y = to_keras(p, return_sequences=True)(x)
     np.testing.assert_allclose(jaxgru.unroll(p, x)[0], y, 1e-5, 1e-5)
 
 
@@ -100,9 +103,18 @@ class Mine(keras.layers.GRU):
 
 
 run = dict(return_sequences=True, **UNDRAWN)
-several = lambda *layers: from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
-both = lambda **options: keras.layers.Bidirectional(keras.layers.GRU(6, **run), **options)
-LSTM, RNN = layer("lstm"), layer("rnn")
+
+
+def several(*layers):
+    return from_keras(keras.Sequential([keras.Input((5, 4)), *layers]))
+
+
+def both(**options):
+    return keras.layers.Bidirectional(keras.layers.GRU(6, **run), **options)
+
+
+LSTM = layer("lstm")
+RNN = layer("rnn")
 W, U, B = (np.ones(shape, np.float32) for shape in ((4, 18), (6, 18), (2, 18)))
 after = partial(made, "GRU, reset after")
 

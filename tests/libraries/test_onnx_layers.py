@@ -29,7 +29,9 @@ from jaxgru.libraries.onnx_graph import B as symbolic_B  # noqa: E402
 from jaxgru.libraries.onnx_graph import Graph  # noqa: E402
 
 TOLERANCE = 1e-5  # some roundings of values of about 1
-KEY, GRU, GRU6 = jax.random.key(0), layer("gru"), layer("gru", 6)
+KEY = jax.random.key(0)
+GRU = layer("gru")
+GRU6 = layer("gru", 6)
 
 
 def runtime(model):
@@ -148,7 +150,9 @@ PLAIN = {
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_step(kind):
     """Of plain operators; some rows are reset; of any number of rows."""
-    p, x, reset = drawn(kind), normal(7, 4, dtype=np.float32), np.arange(7) % 3 == 1
+    p = drawn(kind)
+    x = normal(7, 4, dtype=np.float32)
+    reset = np.arange(7) % 3 == 1
     carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(p, 7)))
     ours = in_float64(partial(jaxgru.step, reset=reset), p, x, carry)
     model = to_onnx(p, form="step", reset=True)
@@ -156,7 +160,10 @@ def test_a_step(kind):
     assert [value.name for value in model.graph.input][:2] == ["x", "reset"]
     run = runtime(model)
     for B in (1, 2, 7):
-        rows = lambda tree, B=B: jax.tree.map(lambda leaf: leaf[:B], tree)
+
+        def rows(tree, B=B):
+            return jax.tree.map(lambda leaf: leaf[:B], tree)
+
         close(rows(ours), run(*rows([x, reset, *jax.tree.leaves(carry)])))
 
 
@@ -179,7 +186,8 @@ PADDED = [5, 0, 2, 1, 3, 4, 5]
 )
 def test_the_same_numbers(kinds, directions, lengths, B, T, H):
     """In onnxruntime, of a stack, from any carry; ours in float64; also of one row."""
-    two, takes = directions == 2, [4, *[H * (1 + (directions == 2))] * len(kinds)]
+    two = directions == 2
+    takes = [4, *[H * (1 + (directions == 2))] * len(kinds)]
     sides = [
         tuple(drawn(kind, takes[i], H, seed=7 * d + i) for i, kind in enumerate(kinds))
         for d in range(1 + two)
@@ -193,7 +201,10 @@ def test_the_same_numbers(kinds, directions, lengths, B, T, H):
     run = runtime(to_onnx(sides if two else sides[0], lengths=bool(lengths), **reverse))
     for rows in (B, 1):
         inputs = [x, *lengths.values(), *jax.tree.leaves(carry)]
-        first = lambda tree, rows=rows: jax.tree.map(lambda leaf: leaf[:rows], tree)
+
+        def first(tree, rows=rows):
+            return jax.tree.map(lambda leaf: leaf[:rows], tree)
+
         close(first(ours), run(*first(inputs)))
 
 
@@ -201,13 +212,22 @@ def test_the_same_numbers(kinds, directions, lengths, B, T, H):
 def test_a_residual_stack_of_several_cells(form):
     """A reset sets another state than zeros; with padding, it does not count there."""
     layers = jaxgru.ResidualStack((drawn("lstm"), drawn("gru", 6), drawn("min_gru", 6)))
-    x, reset = normal(3, 4, 4, dtype=np.float32), np.random.default_rng(3).random((3, 4)) < 0.5
-    like = lambda B: jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
-    carry, initial = randomized(like(3)), randomized(like(1), seed=1)
+    x = normal(3, 4, 4, dtype=np.float32)
+    reset = np.random.default_rng(3).random((3, 4)) < 0.5
+
+    def like(B):
+        return jax.eval_shape(lambda: jaxgru.initial_carry(layers, B))
+
+    carry = randomized(like(3))
+    initial = randomized(like(1), seed=1)
     initial = jax.tree.map(lambda leaf: leaf[0], initial)
-    options, run = {"lengths": np.array([4, 1, 2], np.int32)}, jaxgru.unroll
+    options = {"lengths": np.array([4, 1, 2], np.int32)}
+    run = jaxgru.unroll
     if form == "step":
-        x, reset, options, run = x[:, 0], reset[:, 1], {}, jaxgru.step
+        x = x[:, 0]
+        reset = reset[:, 1]
+        options = {}
+        run = jaxgru.step
     flags = dict(reset_carry=initial, reset=reset, **options)
     model = to_onnx(layers, form=form, reset=True, reset_carry=initial, lengths=bool(options))
     theirs = runtime(model)(x, *options.values(), reset, *jax.tree.leaves(carry))
@@ -215,7 +235,8 @@ def test_a_residual_stack_of_several_cells(form):
 
 
 def test_weights_are_in_a_graph_once_and_unchanged():
-    p, x = drawn("mogrifier_gru"), normal(1, 1, 4, dtype=np.float32)
+    p = drawn("mogrifier_gru")
+    x = normal(1, 1, 4, dtype=np.float32)
     model = to_onnx(p)
     close(jaxgru.unroll(p, x), runtime(model)(x, np.zeros((1, 6), np.float32)))
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -225,7 +246,8 @@ def test_weights_are_in_a_graph_once_and_unchanged():
 
 
 def test_whole_numbers_and_flags_in_a_carry():
-    p, x = Counting(**vars(layer("rnn"))), normal(3, 5, 4, dtype=np.float32)
+    p = Counting(**vars(layer("rnn")))
+    x = normal(3, 5, 4, dtype=np.float32)
     theirs = runtime(to_onnx(p))(x, *jax.tree.leaves(jaxgru.initial_carry(p, 3)))
     chex.assert_trees_all_close(jax.tree.leaves(jaxgru.unroll(p, x)), theirs, rtol=1e-5, atol=1e-5)
     assert [a.dtype for a in theirs] == [np.float32, np.float32, np.int32, bool]
@@ -321,10 +343,15 @@ ELEMENTWISE = [
 
 def in_graph(dtype, functions):
     """Those that can be written, as a function from (B, 4); and why the others cannot."""
-    graph, refusals, written = Graph(np.zeros((), np.float32)), [], []
+    graph = Graph(np.zeros((), np.float32))
+    refusals = []
+    written = []
     a = graph.value(graph.input("a", symbolic_B, 4), symbolic_B, 4)
     for i, function in enumerate(functions):
-        of_dtype = lambda a, f=function: f(a.astype(dtype)).astype(np.float32)
+
+        def of_dtype(a, f=function):
+            return f(a.astype(dtype)).astype(np.float32)
+
         try:
             jax.eval_shape(of_dtype, np.zeros((3, 4), np.float32))
         except (TypeError, ValueError):
@@ -349,6 +376,8 @@ def in_graph(dtype, functions):
         ("bfloat16", False, True),
     ],
 )
+# Some functions cast an infinity to whole numbers while JAX traces them
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 def test_functions_of_a_dtype(dtype, some, others):
     """Some are written, or others refused, or both."""
     run, written, refusals = in_graph(dtype, FUNCTIONS)
@@ -377,7 +406,9 @@ def traced(function):
     return lambda: graph.add("A cell", function, graph.value("a", symbolic_B, 4))
 
 
-I8, I32, ONES = np.arange(4, dtype=np.int8), np.int32, np.ones(4, np.float32)
+I8 = np.arange(4, dtype=np.int8)
+I32 = np.int32
+ONES = np.ones(4, np.float32)
 
 test_functions_that_are_refused = refused(
     (traced(lambda a: jnp.cumsum(a, 1)), "A cell computes JAX's cumsum, which jaxgru cannot"),
@@ -402,7 +433,8 @@ GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 
 def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=False, **attributes):
     """A graph of one node with random weights and dynamic sizes; and its weights."""
-    D, rows = 2 if direction == "bidirectional" else 1, GATES[op] * H
+    D = 2 if direction == "bidirectional" else 1
+    rows = GATES[op] * H
     shapes = {"W": (D, rows, E), "R": (D, rows, H), "B": (D, 2 * rows)}
     shapes |= {"P": (D, 3 * H)} if peepholes else {}
     shapes |= dict(more)
@@ -414,7 +446,10 @@ def graph_of(op, direction="forward", without=(), more=(), H=3, E=2, peepholes=F
     node = helper.make_node(
         op, names, outputs, "it", hidden_size=H, direction=direction, **attributes
     )
-    value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+    def value(name):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
     stored = [numpy_helper.from_array(weight, name) for name, weight in weights.items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "B", E])
     graph = helper.make_graph([node], "g", [x], [value(name) for name in outputs], stored)
@@ -462,7 +497,8 @@ def test_any_node(op, options, direction):
 @pytest.mark.parametrize("op", GATES)
 def test_batches_before_steps(op):
     """`layout` 1, which onnxruntime lacks: it turns the states, and not the weights."""
-    model, other = graph_of(op, layout=1), graph_of(op)
+    model = graph_of(op, layout=1)
+    other = graph_of(op)
     assert same_bits(from_onnx(model)[0].layer, from_onnx(other)[0].layer)
     x = normal(2, 5, 2, dtype=np.float32, seed=9)
     y = ReferenceEvaluator(model).run(["y"], {"x": x})[0]  # (B, T, D, H)
@@ -470,6 +506,7 @@ def test_batches_before_steps(op):
 
 
 @pytest.mark.parametrize("kind, two", [("GRU", True), ("LSTM", False), ("RNN", True)])
+# PyTorch warns that this exporter is its older one, and of its own tracing
 @pytest.mark.filterwarnings("ignore")
 def test_what_pytorch_exports(kind, two, tmp_path):
     """Stacked: the nodes are in the layers' order; the weights are those of the module."""
@@ -480,14 +517,16 @@ def test_what_pytorch_exports(kind, two, tmp_path):
     torch.onnx.export(module, (x,), path, dynamo=False)
     nodes = from_onnx(path)
     assert {node.direction for node in nodes} == {"bidirectional" if two else "forward"}
-    ahead, back = [node.layer for node in nodes], [node.backward for node in nodes]
+    ahead = [node.layer for node in nodes]
+    back = [node.backward for node in nodes]
     y, _ = unrolled((ahead, back)[: 1 + two], x.numpy(), time_major=True)
     close(y, [module(x)[0].detach().numpy()])
 
 
 def test_weights_that_nodes_compute():
     """Of constants: here W is transposed, R a Constant, and B two parts."""
-    model, plain = graph_of("GRU"), graph_of("GRU")
+    model = graph_of("GRU")
+    plain = graph_of("GRU")
     weights = {t.name: numpy_helper.to_array(t) for t in plain.graph.initializer}
     del model.graph.initializer[:]
     turned = numpy_helper.from_array(np.ascontiguousarray(weights["W"].swapaxes(1, 2)), "V")
@@ -507,7 +546,8 @@ def test_weights_that_nodes_compute():
 
 
 def test_weights_in_a_file_beside(tmp_path):
-    path, model = tmp_path / "m.onnx", graph_of("LSTM")
+    path = tmp_path / "m.onnx"
+    model = graph_of("LSTM")
     want = from_onnx(model)[0].layer
     onnx.save(model, path, save_as_external_data=True, location="m.bin", size_threshold=0)
     assert same_bits(from_onnx(path)[0].layer, want)
@@ -528,13 +568,16 @@ test_nodes_that_are_refused = refused(*((partial(from_onnx, model), says) for mo
 @pytest.mark.parametrize("two", [False, True])
 def test_peepholes_of_zeros(two):
     """As a new layer has them; and, of two directions, one that has none."""
-    p, x = jaxgru.init_coupled_lstm(KEY, 4, 6, peepholes=True), normal(3, 5, 4, dtype=np.float32)
+    p = jaxgru.init_coupled_lstm(KEY, 4, 6, peepholes=True)
+    x = normal(3, 5, 4, dtype=np.float32)
     q = randomized(p, 1).replace(p=None)
-    (node,) = from_onnx(model := to_onnx(([p], [q]) if two else p))
+    model = to_onnx(([p], [q]) if two else p)
+    (node,) = from_onnx(model)
     assert same_bits(node.layer, p)
     if two:
         p = randomized(p, 2)
         for sides in ((p, q), (q, p)):
-            model, (y, ends) = to_onnx([[side] for side in sides]), jaxgru.bidirectional(*sides, x)
+            model = to_onnx([[side] for side in sides])
+            y, ends = jaxgru.bidirectional(*sides, x)
             zeros = jax.tree.map(jnp.zeros_like, jax.tree.leaves(ends))
             close(jax.tree.leaves((y, ends)), runtime(model)(x, *zeros))

@@ -50,7 +50,8 @@ def drawn(made):
 
 
 def close(ours, theirs, tolerance=1e-10, dtype=np.float64):
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    ours = np.asarray(ours)
+    theirs = np.asarray(theirs)
     assert ours.dtype == theirs.dtype == dtype
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
@@ -82,7 +83,8 @@ def test_forward_and_gradients(kind, T, B, E, H, L, lengths, dtype, tolerance):
     With lengths, as of a sequence that is packed and padded again.
     """
     same = partial(close, tolerance=tolerance, dtype=dtype)
-    x, count = normal(T, B, E, dtype=dtype), 2 if kind == "lstm" else 1
+    x = normal(T, B, E, dtype=dtype)
+    count = 2 if kind == "lstm" else 1
     states = [normal(2 * L, B, H, dtype=dtype, seed=3 + i) for i in range(count)]
     theirs = module(kind, E, H, L, getattr(torch, np.dtype(dtype).name), bidirectional=True)
 
@@ -125,7 +127,10 @@ def test_there_and_back_bit_for_bit(kind, E, H, L, two, double):
     for name in [name for name in wanted if kind != "gru" and name.startswith("bias_ih")]:
         second = name.replace("_ih", "_hh")  # only their sum acts
         wanted |= {name: wanted[name] + wanted[second], second: torch.zeros_like(wanted[second])}
-    as_numpy = lambda state: {name: weight.numpy() for name, weight in state.items()}
+
+    def as_numpy(state):
+        return {name: weight.numpy() for name, weight in state.items()}
+
     assert same_bits(as_numpy(again.state_dict()), as_numpy(wanted))
     assert same_bits(from_torch(again), layers)
 
@@ -175,7 +180,8 @@ def test_nothing_is_shared():
 def test_state_dicts(kind, options, monkeypatch):
     """The same layers as of the module, also from NumPy arrays, where PyTorch is not needed."""
     theirs = module(kind, 3, 4, 2, **options)
-    want, cell = from_torch(theirs), kind if "rnn" in kind else None
+    want = from_torch(theirs)
+    cell = kind if "rnn" in kind else None
     assert same_bits(from_torch(theirs.state_dict(), cell=cell), want)
     assert same_bits(from_torch(dict(theirs.named_parameters()), cell=kind), want)
     parts = torch.nn.ModuleDict({"1": theirs, "0": module("gru", 1, 2, 1)})
@@ -197,7 +203,8 @@ def test_cells(kind, E, H, bias):
     options = {"nonlinearity": "relu"} if name != kind else {}
     make = getattr(torch.nn, f"{name.upper()}Cell")
     theirs = drawn(make(E, H, bias=bias, dtype=torch.float64, **options))
-    x, carry = normal(2, E), carry_of(2, H, np.float64, kind == "lstm")
+    x = normal(2, E)
+    carry = carry_of(2, H, np.float64, kind == "lstm")
     with torch.no_grad():
         after = theirs(torch.from_numpy(x), jax.tree.map(torch.from_numpy, carry))
     p = from_torch(theirs)
@@ -234,10 +241,12 @@ def both():
     return from_torch(module("gru", 3, 4, 2, bidirectional=True))
 
 
-utils, ones = torch.nn.utils, torch.ones
+utils = torch.nn.utils
+ones = torch.ones
 LARGER = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.GRU(2, 3), torch.nn.LSTM(2, 3)])
 LARGER = LARGER.state_dict()
-GATES, RELU = torch.nn.GRU(2, 3).state_dict(), torch.nn.RNN(2, 3, nonlinearity="relu")
+GATES = torch.nn.GRU(2, 3).state_dict()
+RELU = torch.nn.RNN(2, 3, nonlinearity="relu")
 
 
 stale = r"LSTM .* without hooks, parametrized weights .*remove_weight_norm"

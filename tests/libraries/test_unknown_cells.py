@@ -18,8 +18,10 @@ from flax import nnx
 
 from jaxgru.libraries import dm_haiku, equinox_nn, flax_linen, flax_nnx
 
-KEY, RESET = jax.random.key(0), resets(3, 5)
-X, IMAGES = normal(3, 5, 4, dtype=np.float32), normal(2, 3, 6, 6, 2, dtype=np.float32)
+KEY = jax.random.key(0)
+RESET = resets(3, 5)
+X = normal(3, 5, 4, dtype=np.float32)
+IMAGES = normal(2, 3, 6, 6, 2, dtype=np.float32)
 
 
 def alike(ours, theirs):
@@ -154,7 +156,9 @@ def test_linen(kind):
 
 @pytest.mark.parametrize("cell", [nn.MGUCell, partial(nn.OptimizedLSTMCell, gate_fn=nn.elu)])
 def test_scanned_rnn(cell):
-    x, dones, model = X.swapaxes(0, 1), RESET.T, flax_linen.ScannedRNN(cell)
+    x = X.swapaxes(0, 1)
+    dones = RESET.T
+    model = flax_linen.ScannedRNN(cell)
     first = model.initialize_carry(3, 6, cell)
     carry = jax.tree.map(lambda leaf: leaf + 0.5, first)
     variables = jax.jit(model.init)(KEY, carry, (x, dones))
@@ -250,13 +254,27 @@ def test_a_function_as_core(monkeypatch):
     assert outputs.tolist() == [1, 2, 3, 4, 5] and state == 10
 
 
-linen_rnn = lambda **options: flax_linen.RNN(nn.MGUCell(6)).init(KEY, X, **options)
-nnx_rnn = lambda **options: flax_nnx.RNN(Counting())(X, **options)
+def linen_rnn(**options):
+    return flax_linen.RNN(nn.MGUCell(6)).init(KEY, X, **options)
+
+
+def nnx_rnn(**options):
+    return flax_nnx.RNN(Counting())(X, **options)
+
+
 unroll = partial(equinox_nn.unroll, Pair(equinox_cell("GRUCell"), equinox_cell("GRUCell", 6)), X)
-haiku = lambda: dm_haiku.dynamic_unroll(hk.VanillaRNN(6), X, X[0], implementation="scan")
-scanned_rnn = lambda **options: flax_linen.ScannedRNN(nn.MGUCell).init(
-    KEY, X[:, 0, :3], (X.swapaxes(0, 1), RESET.T), **options
-)
+
+
+def haiku():
+    return dm_haiku.dynamic_unroll(hk.VanillaRNN(6), X, X[0], implementation="scan")
+
+
+def scanned_rnn(**options):
+    return flax_linen.ScannedRNN(nn.MGUCell).init(
+        KEY, X[:, 0, :3], (X.swapaxes(0, 1), RESET.T), **options
+    )
+
+
 known = "needs a cell that jaxgru knows: the cell is "
 
 test_what_jaxgru_alone_has = refused(

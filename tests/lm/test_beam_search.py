@@ -74,7 +74,8 @@ def test_with_enough_beams_it_finds_the_likeliest_of_all_texts():
 
 
 def test_one_beam_is_greedy_and_goes_on_exactly():
-    params, carry = model("lstm"), random_carry(model("lstm"))
+    params = model("lstm")
+    carry = random_carry(model("lstm"))
     whole, _, end = beam_search(params, PROMPT, 6, 1, carry)
     greedy, _, _ = generate(params, jax.random.key(0), PROMPT, 6, carry, temperature=0)
     np.testing.assert_array_equal(whole[:, 0], greedy)
@@ -85,7 +86,10 @@ def test_one_beam_is_greedy_and_goes_on_exactly():
 
 def random_carry(params):
     rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
+
+    def draw(leaf):
+        return jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
+
     return jax.tree.map(draw, initial_carry(params, len(PROMPT)))
 
 

@@ -41,7 +41,8 @@ def parameter_count(model: ModelConfig) -> int:
 
 class TestPublishedConfigs:
     def test_the_elman_network_is_astra_alpha_with_another_cell(self):
-        elman, astra = load_config("elman_alpha"), load_config("astra_alpha")
+        elman = load_config("elman_alpha")
+        astra = load_config("astra_alpha")
         assert (elman.training, elman.data) == (astra.training, astra.data)
         options = {"cell": "gru", "second_bias": True, "reset_gate": "before"}
         assert dataclasses.replace(elman.model, **options) == astra.model
@@ -49,7 +50,8 @@ class TestPublishedConfigs:
         assert parameter_count(elman.model) == 37_249
 
     def test_bengios_network_is_as_large_as_astra_alpha(self):
-        mlp, astra = load_config("bengio_mlp"), load_config("astra_alpha")
+        mlp = load_config("bengio_mlp")
+        astra = load_config("astra_alpha")
         recipe = dataclasses.replace(astra.training, state_dropout=0.0)
         assert (mlp.training, mlp.data) == (recipe, astra.data)
         # 65·64 + 7·64·160 + 160 + 160·65 + 65, where astra_alpha has 86,913
@@ -58,7 +60,8 @@ class TestPublishedConfigs:
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_published_results_are_of_the_config_of_that_name(self, name):
         """Their parameters are as many. Their epochs are, too, unless it stops early."""
-        config, published = load_config(name), load_published(name)
+        config = load_config(name)
+        published = load_published(name)
         assert parameter_count(config.model) == published.num_params
         unnamed = dataclasses.replace(config, name="any")
         assert published_losses(unnamed, RunInfo())["num_params"] == published.num_params

@@ -133,7 +133,8 @@ def test_units():
 
 def test_the_chosen_dynamic_has_the_lowest_loss(params, tokens, monkeypatch):
     """The first learning rate is so large that the loss is NaN, which is not the lowest."""
-    rates, decays = (1e38, 1e-3, 0.1), (0.0, 0.5)
+    rates = (1e38, 1e-3, 0.1)
+    decays = (0.0, 0.5)
     monkeypatch.setattr(dynamic, "LEARNING_RATES", rates)
     monkeypatch.setattr(dynamic, "DECAYS", decays)
     chosen = choose_dynamic(params, tokens, every=8)
@@ -152,7 +153,8 @@ class TestScore:
 
     @pytest.mark.parametrize("window", [None, 3])
     def test_of_characters_is_numpys(self, params, window):
-        tokenizer, text = CharacterTokenizer('\nabc,"日'), 'ab,c\n"日"\nca'
+        tokenizer = CharacterTokenizer('\nabc,"日')
+        text = 'ab,c\n"日"\nca'
         nll = stream_nll if window is None else partial(window_nll, window=window)
         scores = score(params, tokenizer, text, nll)
         expected = numpy_gru_losses(params, tokenizer.encode(text), window or N)
@@ -230,9 +232,11 @@ class TestScoreLines:
 
     @pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
     def test_without_a_newline_the_first_token_is_only_read(self, kind, tiny_text):
-        tokenizer, line = CharacterTokenizer("abcdefg"), "abc"
+        tokenizer = CharacterTokenizer("abcdefg")
+        line = "abc"
         if kind == "sentencepiece":
-            tokenizer, line = SentencePieceTokenizer.learn(tiny_text.read_text(), 60), "what light"
+            tokenizer = SentencePieceTokenizer.learn(tiny_text.read_text(), 60)
+            line = "what light"
         params = random_params(dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size))
         seen, empty = score_lines(params, tokenizer, [line, ""])
         alone = score(params, tokenizer, line)
@@ -247,7 +251,8 @@ class TestScoreLines:
         monkeypatch.setattr(evaluation, "TOKENS_AT_ONCE", most)
         tokenizer = CharacterTokenizer("\n\x1e;abc")
         params = random_params(dataclasses.replace(MODEL, vocab_size=6))
-        end, between = separator_character(unit), separator_text(unit)
+        end = separator_character(unit)
+        between = separator_text(unit)
         [seen] = score_lines(
             params, tokenizer, [f"ab{between}c".replace("\n", "\r\n")], separator=unit
         )

@@ -56,7 +56,8 @@ def test_a_folder_that_is_missing_and_one_in_the_files_place(tmp_path):
 
 def test_two_write_one_file_and_the_last_one_wins(tmp_path, monkeypatch):
     """The second one begins and ends while the first one writes."""
-    path, fsync = tmp_path / "file", os.fsync
+    path = tmp_path / "file"
+    fsync = os.fsync
 
     def during_the_first(handle):
         monkeypatch.setattr(os, "fsync", fsync)

@@ -136,7 +136,8 @@ class TestCarry:
         more = stream_text(params, TOKENIZER, " bee", options, carry=story.carry)
         whole = stream_text(params, TOKENIZER, before + " bee", options)
         assert before + "".join(more) == "".join(whole)
-        seen, expected = more.carry, whole.carry
+        seen = more.carry
+        expected = whole.carry
         chex.assert_trees_all_close(seen, expected, rtol=1e-4, atol=1e-5)
         alone = stream_text(params, TOKENIZER, " bee", options).carry
         assert np.abs(seen[0] - alone[0]).max() > 0.1  # or this would show nothing
@@ -179,7 +180,8 @@ class TestManyPrompts:
         assert len([*first, *texts]) == 7 and compilations == []
 
     def test_spaces_at_the_end_of_some_begin_a_word_there(self, tokenizer):
-        params, prompts = wild(60), ["what ", "what", "ROMEO: light ", "wh"]
+        params = wild(60)
+        prompts = ["what ", "what", "ROMEO: light ", "wh"]
         texts = generate_texts(params, tokenizer, prompts, Options(num_tokens=N))
         expected = [text_of(params, p, tokenizer, i) for i, p in enumerate(prompts)]
         assert [p + text for p, text in zip(prompts, texts, strict=True)] == expected
@@ -191,7 +193,10 @@ class TestManyPrompts:
 
     def test_neither_more_prompts_nor_more_samples_change_one(self, params):
         options = Options(num_tokens=N, temperature=2)
-        texts = lambda *prompts, n: [*generate_texts(params, TOKENIZER, prompts, options, n)]
+
+        def texts(*prompts, n):
+            return [*generate_texts(params, TOKENIZER, prompts, options, n)]
+
         more = texts("a", "b", "a", n=3)
         assert texts("a", "b", n=2) == [*more[:2], *more[3:5]] and len(set(more)) == 9
 
@@ -250,11 +255,20 @@ def tokenizer(tiny_text) -> SentencePieceTokenizer:
 
 def test_each_token_is_decoded_once(tokenizer, monkeypatch):
     """The whole text was decoded for every chunk, so that time grew with its square."""
-    decoded, decode, N = [], tokenizer._processor.decode, 64 * samplers.CHUNK
-    counting = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
-    monkeypatch.setattr(tokenizer._processor, "decode", counting)
-    ones = lambda p, key, t, n, *_, **__: (jnp.ones((1, n), int), None, key)
-    monkeypatch.setattr(samplers, "generate", ones)
+    decoded = []
+    decode = tokenizer._processor.decode
+    N = 64 * samplers.CHUNK
+
+    def decode_and_count(tokens):
+        decoded.append(len(tokens))
+        return decode(tokens)
+
+    monkeypatch.setattr(tokenizer._processor, "decode", decode_and_count)
+
+    def generate_ones(params, key, prompt, num_tokens, *_, **__):
+        return jnp.ones((1, num_tokens), int), None, key
+
+    monkeypatch.setattr(samplers, "generate", generate_ones)
     assert text_of(wild(60), "a", tokenizer, num_tokens=N)
     assert sum(decoded) <= 2 * N + 1  # SentencePiece needs one before it
 
@@ -274,7 +288,8 @@ class TestPromptsOfSubwords:
         begin = [piece.startswith("▁") for piece in tokenizer.pieces]
         first = np.where(begin, logits[0, -1], -np.inf).argmax()
         assert first != logits[0, -1].argmax()  # or this would show nothing
-        read, options = np.array([[*known, first]]), dict(temperature=0, stateful=stateful)
+        read = np.array([[*known, first]])
+        options = dict(temperature=0, stateful=stateful)
         rest, _, _ = jaxgru.lm.generate(params, jax.random.key(0), read, N - 1, **options)
         expected = tokenizer.decode(np.concatenate([known, [first], rest[0]]))
         text = text_of(params, prompt, tokenizer, temperature=0.0, stateful=stateful)

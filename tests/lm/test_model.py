@@ -65,7 +65,8 @@ def test_parameters_have_the_shapes_of_their_annotations(params):
 
 def test_no_carry_is_a_carry_of_zeros(params):
     zeros = jaxgru.lm.initial_carry(params, 2)
-    a, b = apply(params, TOKENS), apply(params, TOKENS, zeros)
+    a = apply(params, TOKENS)
+    b = apply(params, TOKENS, zeros)
     chex.assert_trees_all_close(a, b, rtol=2e-5, atol=2e-6)
 
 
@@ -113,8 +114,10 @@ def test_the_state_matters_and_every_layer_has_its_own(params):
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_outside_of_jit_the_second_call_of_a_shape_compiles_nothing(kind, compilations):
     """Nor does the second gradient. The numbers are those of a program."""
-    params, other = perturbed(KINDS[kind]), perturbed(KINDS[kind], seed=1)
-    layers, x = (p.layers for p in (params, other)), np.ones((2, 3, params.embedding.shape[1]))
+    params = perturbed(KINDS[kind])
+    other = perturbed(KINDS[kind], seed=1)
+    layers = (p.layers for p in (params, other))
+    x = np.ones((2, 3, params.embedding.shape[1]))
 
     def outputs(params, layers):
         logits, carry = jaxgru.lm.apply(params, TOKENS)
@@ -197,7 +200,8 @@ def test_a_token_outside_the_vocabulary_gives_nan_not_a_guess(small, monkeypatch
     monkeypatch.setattr("jaxgru.lm.model.SMALL_VOCABULARY", small)
     params = perturbed(KINDS["gru"])
     carry = jaxgru.lm.initial_carry(params, 2)
-    run, prepared = jax.jit(partial(jaxgru.lm.apply, params)), jax.jit(stepper(params))
+    run = jax.jit(partial(jaxgru.lm.apply, params))
+    prepared = jax.jit(stepper(params))
     for outside in (-1, -5, 5):
         for T in (3, 6):
             logits, _ = run(TOKENS[:1, :T].at[0, 1].set(outside))
@@ -287,7 +291,8 @@ def test_rounded_weights_give_float32_to_the_precision_of_bfloat16(kind):
 
 
 def test_an_embedding_in_half_precision_adds_up_the_gradients_of_many_tokens():
-    table, ids = jnp.ones((2, 1), jnp.bfloat16), jnp.zeros(1024, jnp.int32)
+    table = jnp.ones((2, 1), jnp.bfloat16)
+    ids = jnp.zeros(1024, jnp.int32)
     seen = jax.grad(lambda table: embed(table, ids).astype(jnp.float32).sum())(table)
     assert seen.tolist() == [[1024], [0]]  # where bfloat16 adds ones, their sum ends at 256
 
@@ -341,8 +346,9 @@ def test_promotes_nothing_implicitly(kind, x64):
         likeliest = jaxgru.lm.beam_search(params, TOKENS, 2, 2, stop=np.array([1]))
         return jaxgru.lm.step(params, TOKENS[:, 0], carry), sampled, likeliest
 
-    strict = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
-    with jax.enable_x64(x64), strict[0], strict[1]:
+    strict_ranks = jax.numpy_rank_promotion("raise")
+    strict_dtypes = jax.numpy_dtype_promotion("strict")
+    with jax.enable_x64(x64), strict_ranks, strict_dtypes:
         for implementation in ("auto", "autodiff", "wavefront"):
             jax.eval_shape(jax.grad(partial(loss, implementation=implementation)), params)
         seen = jax.eval_shape(others, params)

@@ -134,10 +134,11 @@ def test_sample_speaks_at_once(script):
 def test_release_keeps_every_bit_and_overwrites_nothing(script, tiny_run, tmp_path):
     done = script("maintain/release", tiny_run, "--folder", tmp_path)
     assert done.code == 0, done.err
-    ours, theirs = (jaxgru.lm.load(tmp_path / "astra_alpha.safetensors"), jaxgru.lm.load(tiny_run))
-    chex.assert_trees_all_equal(ours[0], theirs[0])
-    data = dataclasses.replace(theirs[1].data, corpus="./tiny.txt")  # no folder of its author
-    assert ours[1] == dataclasses.replace(theirs[1], data=data)
+    released, released_config, _ = jaxgru.lm.load(tmp_path / "astra_alpha.safetensors")
+    params, config, _ = jaxgru.lm.load(tiny_run)
+    chex.assert_trees_all_equal(released, params)
+    data = dataclasses.replace(config.data, corpus="./tiny.txt")  # no folder of its author
+    assert released_config == dataclasses.replace(config, data=data)
     before = (tmp_path / "astra_alpha.safetensors").read_bytes()
     assert measured_losses(tmp_path)["astra_alpha"]["windows"] == pytest.approx(3.34, abs=0.05)
     again = script("maintain/release", tiny_run, "--folder", tmp_path)

@@ -61,7 +61,8 @@ def test_going_on_from_carry_and_key_is_exact(params, n, stateful):
 def test_the_second_call_of_a_shape_compiles_nothing(params, compilations):
     """Other values of everything that is not a shape: weights, prompt, key, carry, temperature."""
     other = jax.tree.map(lambda x: x + 1, params)
-    prompt, key = PROMPT + 0, jax.random.key(9)
+    prompt = PROMPT + 0
+    key = jax.random.key(9)
     zeros = jaxgru.lm.initial_carry(params, len(PROMPT))
     _, carry, _ = generate(params, KEY, PROMPT, 6, zeros, temperature=0.8, top_k=3, top_p=0.9)
     compilations.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,8 @@ from jaxgru.lm.processors import (
 )
 from jaxgru.lm.sampling import draw
 
-V, N = 7, 12
+V = 7
+N = 12
 KEY = jax.random.key(5)
 PROMPT = jnp.array([[1, 2, 3, 3], [4, 0, 0, 0], [5, 6, 2, 0]], jnp.int32)
 LENGTHS = np.array([4, 1, 3])
@@ -79,7 +82,8 @@ def typical(mass):
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.nansum(p * np.log(p))
             order = np.argsort(np.abs(-np.log(p) - entropy), kind="stable")
-        kept, total = [], 0.0
+        kept = []
+        total = 0.0
         while total < mass:
             kept.append(order[len(kept)])
             total += p[kept[-1]]
@@ -103,8 +107,12 @@ PROCESSORS = {
 
 def by_hand(params, rows, num_tokens, processors=(), stop=(), temperature=0.8):
     """Row by row, token by token; NumPy in float64 but for `step` and `draw`."""
-    carries, logprobs, key = [], [[] for _ in rows], KEY
-    texts, new, done = [list(row) for row in rows], [[] for _ in rows], [False] * len(rows)
+    carries = []
+    logprobs = [[] for _ in rows]
+    key = KEY
+    texts = [list(row) for row in rows]
+    new = [[] for _ in rows]
+    done = [False] * len(rows)
     for text in texts:
         carry = jaxgru.lm.initial_carry(params, 1)
         for token in text[:-1]:
@@ -112,7 +120,9 @@ def by_hand(params, rows, num_tokens, processors=(), stop=(), temperature=0.8):
         carries.append(carry)
     for _ in range(num_tokens):
         key, subkey = jax.random.split(key)
-        raw, processed, after = [], [], []
+        raw = []
+        processed = []
+        after = []
         for text, carry in zip(texts, carries, strict=True):
             logits, carry = step(params, jnp.array(text[-1:]), carry)
             raw.append(np.array(logits[0], np.float64))
@@ -167,12 +177,18 @@ class TestGenerate:
     def test_compiled_within_another_program_it_is_the_same(self, params):
         """A scan over N steps, which cannot end early, and not a program for 16."""
         options = dict(stop=[3, 6], logits_processor=RepetitionPenalty(1.5), return_logprobs=True)
-        run = lambda key, lengths: generate(params, key, PROMPT, N, lengths=lengths, **options)
+
+        def run(key, lengths):
+            return generate(params, key, PROMPT, N, lengths=lengths, **options)
+
         lengths = jnp.array(LENGTHS)
-        (tokens, carry, key, logprobs), seen = run(KEY, lengths), jax.jit(run)(KEY, lengths)
-        np.testing.assert_array_equal(seen[0], tokens)
-        chex.assert_trees_all_close((seen[1], seen[3]), (carry, logprobs), rtol=1e-4, atol=1e-5)
-        assert (jax.random.key_data(seen[2]) == jax.random.key_data(key)).all()
+        tokens, carry, key, logprobs = run(KEY, lengths)
+        seen, seen_carry, seen_key, seen_logprobs = jax.jit(run)(KEY, lengths)
+        np.testing.assert_array_equal(seen, tokens)
+        alike = partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
+        alike(seen_carry, carry)
+        alike(seen_logprobs, logprobs)
+        assert (jax.random.key_data(seen_key) == jax.random.key_data(key)).all()
 
     def test_it_ends_with_the_last_row(self, params):
         """Every token is a stop: one step of 10,000, and the token fills the rest."""
@@ -198,19 +214,23 @@ class TestGenerate:
 
     def test_with_a_key_per_row_each_row_is_a_call_of_its_own(self, params):
         """In its tokens, its carry and its key, also after a stop; within `jit`, too."""
-        keys, options = jax.random.split(KEY, 3), dict(stop=[3, 6], logits_processor=MinP(0.01))
-        run = lambda keys: generate(params, keys, PROMPT, N, lengths=LENGTHS, **options)
+        keys = jax.random.split(KEY, 3)
+        options = dict(stop=[3, 6], logits_processor=MinP(0.01))
+
+        def run(keys):
+            return generate(params, keys, PROMPT, N, lengths=LENGTHS, **options)
+
         with jax.debug_key_reuse(True):
-            seen = run(keys)
+            seen, carries, keys_after = run(keys)
         for i, (key, n) in enumerate(zip(keys, LENGTHS, strict=True)):
             tokens, carry, key = generate(params, key, PROMPT[i : i + 1, :n], N, **options)
-            np.testing.assert_array_equal(seen[0][i], tokens[0])
-            of_row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], seen[1])
+            np.testing.assert_array_equal(seen[i], tokens[0])
+            of_row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], carries)
             chex.assert_trees_all_close(of_row, carry, rtol=1e-4, atol=1e-5)
-            assert (jax.random.key_data(seen[2][i]) == jax.random.key_data(key)).all()
-        np.testing.assert_array_equal(jax.jit(run)(keys)[0], seen[0])
+            assert (jax.random.key_data(keys_after[i]) == jax.random.key_data(key)).all()
+        np.testing.assert_array_equal(jax.jit(run)(keys)[0], seen)
         shared, *_ = generate(params, keys[0], PROMPT, N, lengths=LENGTHS, **options)
-        assert (shared[1:] != seen[0][1:]).any()
+        assert (shared[1:] != seen[1:]).any()
 
     def test_counts_continue_a_text_exactly(self, params):
         """8 tokens and 4 more are the 12, given how often the text so far has each token."""

@@ -131,7 +131,8 @@ def asset(name):
 
 
 def test_the_bigrams_are_those_of_the_training_text(dataset):
-    table, tokens = np.array(asset("bigram.json")["nats"]), dataset.validation
+    table = np.array(asset("bigram.json")["nats"])
+    tokens = dataset.validation
     bigrams = playground.count_bigrams(dataset)
     # 4 decimals: half of the last one, and the table's own rounding
     np.testing.assert_allclose(
@@ -142,7 +143,8 @@ def test_the_bigrams_are_those_of_the_training_text(dataset):
 
 @pytest.mark.slow
 def test_the_units_are_those_of_the_models(dataset):
-    ours, again = asset("units.json")["models"], playground.all_units(dataset)
+    ours = asset("units.json")["models"]
+    again = playground.all_units(dataset)
     for name in playground.MODELS:
         assert [u["follows"] for u in ours[name]] == [u["follows"] for u in again[name]]
         for a, b in zip(ours[name], again[name], strict=True):

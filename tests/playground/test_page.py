@@ -112,7 +112,9 @@ def assert_code_resets(code: str, every: int | None, model: str) -> None:
 def assert_pytorch_code_resets(code: str, every: int | None) -> None:
     """Let the PyTorch code of the page write; compare with one call since the last reset."""
     torch.manual_seed(0)
-    gru, draw, x = torch.nn.GRU(3, 5), torch.nn.Linear(5, 3), torch.randn(1, 1, 3)
+    gru = torch.nn.GRU(3, 5)
+    draw = torch.nn.Linear(5, 3)
+    x = torch.randn(1, 1, 3)
     read = [x]
 
     def next_one(y):

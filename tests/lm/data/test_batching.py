@@ -72,7 +72,8 @@ class TestCheckLength:
 @pytest.mark.parametrize("n, B, T", [(30, 2, 3), (2, 1, 1), (40, 1, 7), (101, 5, 4), (64, 3, 21)])
 def test_a_rows_windows_of_a_stream_are_one_piece_of_the_text(n, B, T, key):
     """In each of three passes: from the text's start, or with a key from a token of a ring."""
-    tokens, length = jnp.arange(n), (n - 1) // B  # each token is its place
+    tokens = jnp.arange(n)  # each token is its place
+    length = (n - 1) // B
     for number in range(3):
         steps = number * (length // T) + jnp.arange(length // T)
         seen = [stream_windows(tokens, step, B, T, key) for step in steps]

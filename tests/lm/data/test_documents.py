@@ -113,10 +113,14 @@ class TestDatasets:
         path = tmp_path / "lines.txt"
         path.write_text("".join(f"{i}\n" for i in range(1000)))
         (tmp_path / "more.txt").write_text("12\n7")
-        validation = lambda **options: load_dataset(
-            tiny_config(path, data__separator="line", training__sequence_length=16, **options)
-        )[1]  # fmt: skip
-        zero, one = validation(), validation(data__validation_seed=1)
+
+        def validation(**options):
+            return load_dataset(
+                tiny_config(path, data__separator="line", training__sequence_length=16, **options)
+            )[1]
+
+        zero = validation()
+        one = validation(data__validation_seed=1)
         assert zero.validation.tolist() != one.validation.tolist()
         nothing = validation(data__validation_fraction=0)
         np.testing.assert_array_equal(nothing.validation, zero.validation)

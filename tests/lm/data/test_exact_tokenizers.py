@@ -144,7 +144,10 @@ def test_rare_characters_are_bytes_and_frequent_ones_are_not():
 def test_spaces_and_characters_have_tokens_however_rare_they_are(text, monkeypatch):
     """Less than 98 % is all of a text here; in float32, all but 1 of 33.5 million characters is."""
     train = sentencepiece.SentencePieceTrainer.train
-    rounded = lambda **options: train(**options | {"character_coverage": 0.98})
+
+    def rounded(**options):
+        return train(**options | {"character_coverage": 0.98})
+
     monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", rounded)
     pieces = SubwordTokenizer.learn(text, 300).pieces
     assert {"▁", *text.replace(" ", "▁")} <= set(pieces)

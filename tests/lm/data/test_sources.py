@@ -43,7 +43,8 @@ def folder(tmp_path):
 
 
 def test_a_folder_is_its_files_in_the_order_of_their_paths(folder):
-    found, parts = read_text(str(folder)), (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())
+    found = read_text(str(folder))
+    parts = (b"no line end", b"\xef\xbb\xbfB\r\n", "é\n".encode())
     assert found.text == "no line end\nB\né\n"
     assert found.sha256 == sha256("".join(map(sha256, parts)).encode())
     assert found.source == f"the 3 files of {folder} ({READ_AS_NEWLINES})"

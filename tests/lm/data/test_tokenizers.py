@@ -156,7 +156,8 @@ class TestSentencePiece:
         assert self.words_begin(tokenizer, text) == [0, 2, 6, 10, 17]
 
     def test_characters_of_bytes(self):
-        tokenizer, text = SentencePieceTokenizer(model_with_bytes()), "日é x"
+        tokenizer = SentencePieceTokenizer(model_with_bytes())
+        text = "日é x"
         tokens = tokenizer.encode(text)
         counts = [tokenizer.num_characters(tokens[:n], text) for n in range(len(tokens) + 1)]
         assert counts == [0, 0, 1, 1, 1, 2, 2, 4]
@@ -228,7 +229,8 @@ class TestTokensThatAreRefused:
 class TestSaveAndLoad:
     def test_of_every_kind(self, tokenizer, tiny_text, tmp_path):
         """In a run's folder, and from a file of another name; learning twice gives the same."""
-        text, size = tiny_text.read_text(), tokenizer.vocab_size
+        text = tiny_text.read_text()
+        size = tokenizer.vocab_size
         tokenizers.save_tokenizer(tokenizer, tmp_path)
         place = tmp_path / tokenizer.file_name
         again = tokenizers.learn_tokenizer(tokenizer.kind, text, size)

@@ -92,10 +92,11 @@ def test_a_model_that_ships(script, shakespeare, tmp_path, monkeypatch):
     here = script("sample", "a.pth", *options)
     assert (here.code, here.err, here.out) == (0, "", there.out)
     assert script("convert", "a.pth", "b.safetensors").code == 0
-    (ours, config, tokenizer), theirs = map(jaxgru.lm.load, ("b.safetensors", "astra_alpha"))
-    assert same_bits(ours, theirs[0]) and config.model == theirs[1].model
+    params, config, tokenizer = jaxgru.lm.load("b.safetensors")
+    their_params, their_config, their_tokenizer = jaxgru.lm.load("astra_alpha")
+    assert same_bits(params, their_params) and config.model == their_config.model
     assert config.training.epochs == 10
-    assert tokenizer.vocabulary == theirs[2].vocabulary
+    assert tokenizer.vocabulary == their_tokenizer.vocabulary
 
 
 def test_a_pth_whose_tokenizer_is_not_known(script, saved):

@@ -23,7 +23,8 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 SMALL = ModelConfig("gru", 3, 2, 1, second_bias=True, reset_gate="before")
-CONFIG, TOKENIZER = Config("small", SMALL), CharacterTokenizer('a"é')
+CONFIG = Config("small", SMALL)
+TOKENIZER = CharacterTokenizer('a"é')
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -39,7 +40,8 @@ def test_bit_for_bit(suffix, config, seed, tmp_path_factory):
     """Also −0, NaN and infinity; of a .pth the models that the study has."""
     path = tmp_path_factory.mktemp("models") / f"x{suffix}"
     if suffix == ".pth":
-        lstm, sizes = config.cell == "lstm", (5, config.embedding_dim, config.hidden_dim)
+        lstm = config.cell == "lstm"
+        sizes = (5, config.embedding_dim, config.hidden_dim)
         has = dict(final_norm=True) if lstm else dict(second_bias=True, reset_gate="before")
         has["init_scheme"] = "pytorch"
         config = ModelConfig("lstm" if lstm else "gru", *sizes, config.num_layers, **has)

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -79,7 +80,8 @@ class Runtime:
 
     def in_pieces(self, x, carry=None):
         """The carry of one call goes into the next."""
-        outputs, T = [], x.shape[1]
+        outputs = []
+        T = x.shape[1]
         for piece in np.split(x, sorted({1, T // 3, T // 2} - {0, T}), axis=1):
             y, carry = self(piece, carry)
             outputs.append(y)
@@ -98,13 +100,14 @@ class TestSmallModels:
     @pytest.mark.parametrize("name", CONFIGS)
     def test_logits_and_carry(self, name):
         """Against jaxgru in float64."""
-        config, (B, T) = CONFIGS[name], (1, 1) if name == "smallest" else (3, 8)
+        config = CONFIGS[name]
+        B, T = (1, 1) if name == "smallest" else (3, 8)
         params = random_params(config)
         tokens = np.random.default_rng(1).integers(config.vocab_size, size=(B, T), dtype=np.int32)
         carry = randomized(jax.eval_shape(lambda: jaxgru.initial_carry(params.layers, B)))
         with jax.enable_x64(True):
-            double = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, carry))
-            ours = jaxgru.lm.apply(double[0], tokens, double[1], implementation="autodiff")
+            double = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, jnp.float64))
+            ours = jaxgru.lm.apply(double(params), tokens, double(carry), implementation="autodiff")
         runtime = Runtime(to_onnx(params))
         for run in (runtime, runtime.in_pieces):
             close(ours, run(tokens, jax.tree.leaves(carry)))
@@ -288,7 +291,8 @@ def full_size(request):
         params = jaxgru.lm.init(jax.random.key(0), config.model)
     V = config.model.vocab_size
     tokens = np.random.default_rng(0).integers(V, size=(1, 200), dtype=np.int32)
-    prompt, key = jnp.asarray(tokens), jax.random.key(0)
+    prompt = jnp.asarray(tokens)
+    key = jax.random.key(0)
     text = jaxgru.lm.generate(params, key, prompt, NUM_TOKENS, temperature=0)[0]
     return params, tokens, jax.jit(jaxgru.lm.apply)(params, tokens), text[0].tolist()
 

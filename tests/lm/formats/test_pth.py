@@ -269,7 +269,8 @@ class TestRefusals:
                     archive.writestr(name, data)
             return path.read_bytes()
 
-        whole, refused = pack(parts), 0
+        whole = pack(parts)
+        refused = 0
         spoilt = parts[pickled] if method == "only the pickle" else whole
         for place in range(0, len(spoilt), 49):
             data = bytearray(spoilt)
@@ -304,7 +305,10 @@ class TestRefusals:
     def test_without_pytorch(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)
         model = ModelConfig(vocab_size=2, embedding_dim=1, hidden_dim=1, reset_gate="before")
-        save = lambda: save_pth(path, random_params(model), Config("x", model))
+
+        def save():
+            return save_pth(path, random_params(model), Config("x", model))
+
         for call in (lambda: load_pth_model(path), save):
             with pytest.raises(LibraryError, match="PyTorch is needed but not installed"):
                 call()

@@ -197,14 +197,18 @@ class TestRefusals:
     )
     def test_a_tokenizer_that_loading_would_not_know(self, path, tokenizer, says):
         """Refused by everything that writes one: files, and run folders."""
-        save_file = lambda: save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
+
+        def save_file():
+            return save_safetensors(path, random_params(SMALL), CONFIG, tokenizer)
+
         for save in (save_file, lambda: tokenizers.save_tokenizer(tokenizer, path.parent)):
             with unchecked(), pytest.raises(tokenizers.TokenizerError, match=says):
                 save()
         assert list(path.parent.iterdir()) == []
 
     def test_what_is_not_one_model(self, path):
-        params, save = random_params(SMALL), save_safetensors
+        params = random_params(SMALL)
+        save = save_safetensors
         half = params.replace(embedding=params.embedding.astype("float16"))
         with pytest.raises(ModelFileError, match="embedding is float16; it must be float32"):
             save(path, half, CONFIG, TOKENIZER)

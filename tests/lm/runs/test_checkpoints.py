@@ -47,11 +47,15 @@ GRU = ModelConfig("gru", 3, 2, 4, 2, second_bias=True)
 
 def make_run(root, model=GRU, recipe=RECIPE):
     """A run with one checkpoint, of two steps: an epoch. Its best parameters are others."""
-    config, rng = Config("tiny", model, training=recipe), np.random.default_rng(0)
+    config = Config("tiny", model, training=recipe)
+    rng = np.random.default_rng(0)
     run = create_run(root, config, TOKENIZER)
     (run / LOCK).touch()  # as whoever trained it has left it
     is_float = lambda leaf: leaf.dtype == np.float32
-    random = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), "float32")
+
+    def random(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape), "float32")
+
     fresh = init_state(model, recipe)
     state = jax.tree.map(lambda leaf: random(leaf) if is_float(leaf) else leaf, fresh)
     state = state.replace(step=jnp.array(2, state.step.dtype))
@@ -66,7 +70,10 @@ def make_run(root, model=GRU, recipe=RECIPE):
 
 def assert_same(a, b):
     """Structure, dtypes and bits, also of PRNG keys."""
-    is_key = lambda x: jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+    def is_key(x):
+        return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
     bits = lambda x: jax.random.key_data(x) if is_key(x) else x
     chex.assert_trees_all_equal(*jax.tree.map(bits, (a, b)), strict=True)
 
@@ -331,7 +338,8 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_moved(tmp_path):
     run, config, *_ = make_two(tmp_path)
     flip(run / "checkpoints" / "3" / "progress" / "metadata")
     shutil.rmtree(run / "checkpoints" / "2" / "best")
-    before, loggers = contents(run), [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = contents(run)
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
     says = "no intact checkpoint .*3: progress/metadata differs.*2: best/_METADATA is missing"
     for read in (lambda: restore_from(run, config), lambda: jaxgru.lm.load(run)):

@@ -15,7 +15,8 @@ from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.runs import folders
 from jaxgru.lm.runs.folders import RunError, RunInfo, create_run, find_run, load_info, lock_run
 
-CONFIG, TOKENIZER = Config("tiny"), CharacterTokenizer("abc")
+CONFIG = Config("tiny")
+TOKENIZER = CharacterTokenizer("abc")
 
 
 def make_run(root):
@@ -40,7 +41,8 @@ def test_versions_count_up_and_latest_follows(tmp_path):
 @pytest.mark.parametrize("linked", ["runs", "runs/tiny", "runs/tiny/v1"])
 def test_runs_may_lie_on_another_disk_behind_a_link(tmp_path, linked):
     """They are found, counted and cleared there; by either name, one process holds a run."""
-    link, disk = tmp_path / linked, tmp_path / "large disk"
+    link = tmp_path / linked
+    disk = tmp_path / "large disk"
     run = create_run(tmp_path / "runs", CONFIG, TOKENIZER)
     link.rename(disk)
     link.symlink_to(disk)
@@ -117,7 +119,8 @@ def test_what_a_killed_process_left_half_is_removed_and_nothing_else(tmp_path):
 ])  # fmt: skip
 def test_a_full_disk_is_one_sentence_that_names_what_is_intact(tmp_path, error):
     """Also where Orbax has words of its own for it."""
-    run, of_orbax = make_run(tmp_path), RuntimeError("Orbax's own words")
+    run = make_run(tmp_path)
+    of_orbax = RuntimeError("Orbax's own words")
     of_orbax.__cause__ = error
     for raised in (error, of_orbax):
         says = "No space left on device; the checkpoint of step 2 is intact"

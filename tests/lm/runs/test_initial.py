@@ -54,7 +54,8 @@ class TestWeights:
     @pytest.mark.parametrize("cell", ["gru", "rnn", *slow(*sorted(CELLS.keys() - {"gru", "rnn"}))])
     def test_with_another_vocabulary_logits_of_common_tokens_are_the_models(self, cell, tmp_path):
         """The model cannot tell its own tokens under new numbers, whatever the other rows are."""
-        old, new = CharacterTokenizer("abcdefg"), CharacterTokenizer("zgyfab")
+        old = CharacterTokenizer("abcdefg")
+        new = CharacterTokenizer("zgyfab")
         options = {"mlp": {"context_length": 2}, "rnn": {"tied_embedding": True}}.get(cell, {})
         model = ModelConfig(cell, 7, 5 + (cell == "rnn"), 6, 2, final_norm=True, **options)
         params = random_params(model)
@@ -64,7 +65,8 @@ class TestWeights:
         fresh = random_params(model, seed=1)
         ours, sentence = initial_params(fresh, load_initial(config_from(str(path))), new)
         assert "the 4 tokens that both vocabularies have; for the other 2 they are r" in sentence
-        text, common = "gabfag", "gfab"
+        text = "gabfag"
+        common = "gfab"
         apply = jax.jit(jaxgru.lm.apply)
         theirs, _ = apply(params, old.encode(text)[None])
         logits, _ = apply(ours, new.encode(text)[None])
@@ -113,7 +115,8 @@ class TestVocabulary:
         theirs = TOKENIZERS[kind].learn({"characters": "ab", "words": " a b"}[kind] * 9, 0, 2)
         sizes = {"model.vocab_size": theirs.vocab_size, "model.hidden_dim": 3}
         config = load_config("astra_alpha", {"data.tokenizer": kind, **sizes})
-        path, text = tmp_path / "model.safetensors", tmp_path / "mine.txt"
+        path = tmp_path / "model.safetensors"
+        text = tmp_path / "mine.txt"
         save_safetensors(path, jaxgru.lm.init(jax.random.key(0), config.model), config, theirs)
         text.write_text(mine)
         config = config_from(str(path), {"data.corpus": str(text), **options})
@@ -210,7 +213,8 @@ class TestConfig:
     def test_is_the_models_own(self, run_copy, tmp_path):
         """But for what is only true of its own text."""
         params, theirs, tokenizer = jaxgru.lm.load(run_copy)
-        usual, replace = theirs.data, dataclasses.replace
+        usual = theirs.data
+        replace = dataclasses.replace
         data = replace(usual, encoding="cp1252", validation="./v.txt", validation_fraction=0.5)
         theirs = replace(theirs, data=replace(data, min_count=3))
         save_config(run_copy, theirs)

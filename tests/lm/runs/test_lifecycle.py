@@ -60,7 +60,8 @@ def test_a_run_leaves_everything_that_was_promised(run, text):
 def test_tensorboard_shows_the_records_also_of_a_resumed_run(run):
     for _ in range(2):
         (file,) = (run / "tensorboard").iterdir()
-        data, found = file.read_bytes(), {}
+        data = file.read_bytes()
+        found = {}
         while data:  # length, its checksum, an event, its checksum
             (length,) = struct.unpack_from("<Q", data)
             event = Event.FromString(data[12 : 12 + length])
@@ -111,12 +112,16 @@ def test_a_run_of_units(tmp_path, script, monkeypatch, batches):
     resume_run(run, {"training.epochs": 3})
     params, config, tokenizer = jaxgru.lm.load(run)
     _, dataset = load_dataset(config, tokenizer)
-    between = lambda places: [
-        numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
-        for begin, end in itertools.pairwise(places)
-    ]
+
+    def between(places):
+        return [
+            numpy_gru_losses(params, dataset.validation[begin : end + 1], 99)
+            for begin, end in itertools.pairwise(places)
+        ]
+
     ends = np.flatnonzero(dataset.validation == tokenizer.encode("\n"))
-    each, windows = between(ends), between(sorted({*ends, *range(0, ends[-1], 16)}))
+    each = between(ends)
+    windows = between(sorted({*ends, *range(0, ends[-1], 16)}))
     assert len(each) == 30
     recorded = [record["val_loss"] for record in records(run)]
     assert recorded[-1] == pytest.approx(np.concatenate(windows).mean(), rel=1e-5)

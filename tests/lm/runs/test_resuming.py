@@ -121,7 +121,8 @@ class TestLength:
 
         It names each commit that has trained it.
         """
-        before, commits = records(run_copy), load_info(run_copy).commits
+        before = records(run_copy)
+        commits = load_info(run_copy).commits
         monkeypatch.setattr(folders, "current_commit", lambda: "a" * 40)
         samples = (run_copy / "samples.txt").read_bytes()
         resume_run(run_copy, {"training.epochs": 4})
@@ -154,7 +155,8 @@ class TestLength:
             own = {"data.corpus": str(tiny_text), "training.epochs": epochs, "name": "x"}
             return start_run(load_config("astra_alpha", options | own), tmp_path)
 
-        whole, run = start(4), start(2)
+        whole = start(4)
+        run = start(2)
         resume_run(run, {"training.epochs": 4})
         chex.assert_trees_all_equal(jaxgru.lm.load(run)[0], jaxgru.lm.load(whole)[0])
         expected = pytest.approx([3e-3, 3e-3, 3e-3 / 4, 3e-3 / 16], rel=1e-5)
@@ -360,7 +362,8 @@ class TestTraining:
         self, start, monkeypatch, name, family
     ):
         """While it is being compiled, say. `latest` still names the run before."""
-        fresh_state, before = lifecycle._fresh_state, signal.getsignal(getattr(signal, name))
+        fresh_state = lifecycle._fresh_state
+        before = signal.getsignal(getattr(signal, name))
 
         def interrupted(*arguments):
             signal.raise_signal(getattr(signal, name))

@@ -113,7 +113,8 @@ def test_adamw_by_hand_over_three_steps(decay_biases):
             decay_biases=decay_biases,
         )  # fmt: skip
         params = {"W": jnp.array([[1.5]]), "b": jnp.array([-0.5])}
-        state, update = optimizer(recipe).init(params), jax.jit(optimizer(recipe).update)
+        state = optimizer(recipe).init(params)
+        update = jax.jit(optimizer(recipe).update)
         expected = {"W": 1.5, "b": -0.5}
         moments = {name: (0.0, 0.0) for name in expected}
         for t in (1, 2, 3):
@@ -124,7 +125,8 @@ def test_adamw_by_hand_over_three_steps(decay_biases):
             for name in expected:
                 g = float(grads[name].ravel()[0])
                 m, v = moments[name]
-                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                m = 0.9 * m + 0.1 * g
+                v = 0.999 * v + 0.001 * g * g
                 moments[name] = m, v
                 step = m / (1 - 0.9**t) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
                 decay = 0.2 if decay_biases or name == "W" else 0
@@ -139,14 +141,22 @@ def test_a_tied_embedding_learns_as_pytorchs():
     from jaxgru.libraries.torch_nn import from_torch
 
     torch.manual_seed(0)
-    embedding, gru, head = torch.nn.Embedding(5, 4), torch.nn.GRU(4, 4), torch.nn.Linear(4, 5)
+    embedding = torch.nn.Embedding(5, 4)
+    gru = torch.nn.GRU(4, 4)
+    head = torch.nn.Linear(4, 5)
     head.weight = embedding.weight
-    array = lambda parameter: jnp.array(parameter.detach().numpy())
-    as_ours = lambda: Params(
-        array(embedding.weight), from_torch(gru), None, HeadParams(None, array(head.bias))
-    )
+
+    def array(parameter):
+        return jnp.array(parameter.detach().numpy())
+
+    def as_ours():
+        return Params(
+            array(embedding.weight), from_torch(gru), None, HeadParams(None, array(head.bias))
+        )
+
     rates = dict(learning_rate=0.1, weight_decay=0.5, max_grad_norm=0.1, schedule="constant")
-    recipe, params = TrainingConfig(**rates), as_ours()
+    recipe = TrainingConfig(**rates)
+    params = as_ours()
     weights = [*embedding.parameters(), *gru.parameters(), head.bias]
     theirs = torch.optim.AdamW(weights, 0.1, weight_decay=0.5)
     state = optimizer(recipe).init(params)
@@ -164,11 +174,13 @@ def test_a_tied_embedding_learns_as_pytorchs():
 
 
 def test_a_run_is_repeatable_bit_for_bit_and_its_seed_matters(finished):
-    a, b = finished, run()
-    assert_same(a[0], b[0])
-    assert [r.train_loss for r in a[2].records] == [r.train_loss for r in b[2].records]
-    c = run(trained_by(seed=1))
-    assert a[2].records[0].train_loss != c[2].records[0].train_loss
+    losses = lambda progress: [record.train_loss for record in progress.records]
+    state, _, progress = finished
+    again, _, progress_again = run()
+    assert_same(state, again)
+    assert losses(progress) == losses(progress_again)
+    *_, of_another_seed = run(trained_by(seed=1))
+    assert losses(progress)[0] != losses(of_another_seed)[0]
 
 
 def test_each_key_is_used_once():
@@ -266,7 +278,8 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(bad_step, monkeypatch):
     """An embedding is spoilt before a step; that step is named, counted from 1."""
     rate = 0.05 + 0.001 * (bad_step + 1)  # compiled by no other test, and not used by one
     config = trained_by(learning_rate=rate)
-    progress, state = Progress(), init_state(config.model, config.training)
+    progress = Progress()
+    state = init_state(config.model, config.training)
     original = step.train_step
 
     def spoilt(recipe, state, *given):
@@ -293,7 +306,8 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(monkeypatch):
 def test_an_interrupted_run_resumes_to_the_same_bits(after, config):
     """Interrupted after some chunk of steps; what was saved then ends in the undisturbed result."""
     expected, _, undisturbed = run(config)
-    saved, chunks = [], []
+    saved = []
+    chunks = []
 
     def on_interrupt(state, best, progress):
         saved.append((jax.tree.map(jnp.copy, state), best, progress))
@@ -302,7 +316,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(after, config):
     observer.interrupted = lambda: len(chunks) == after
     with pytest.raises(KeyboardInterrupt):
         run(config, observer=observer)
-    (state, best, progress) = saved[0]
+    state, best, progress = saved[0]
     assert 0 < int(state.step) < 15
     final, result = fit(config, state, best, progress, TOKENS, TOKENS[:50], Observer())
     assert_same(final, expected)
@@ -353,9 +367,12 @@ def test_computing_parts_anew_changes_nothing(length, site):
         params = random_params(model, dtype="float64")
         inputs, targets = np.random.default_rng(1).integers(0, 5, (2, 3, length), np.int32)
         dropout = Dropout(jax.random.key(2), 0.3, site, first_row=2, first_step=5)
-        compute = lambda remat: jax.jit(
-            jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True)
-        )(params, inputs, targets, dropout)
+
+        def compute(remat):
+            return jax.jit(jax.value_and_grad(partial(loss_fn, remat=remat), has_aux=True))(
+                params, inputs, targets, dropout
+            )
+
         chex.assert_trees_all_close(compute(False), compute(True), rtol=1e-11, atol=1e-13)
 
 
@@ -451,12 +468,16 @@ def test_a_stream_computed_by_parts_is_the_same(cell):
 
 def test_streams_start_where_the_cells_do(monkeypatch, forget_traces):
     """A pass begins with the cells' own start, and not with zeros."""
-    B, T = 5, 7
+    B = 5
+    T = 7
     recipe = dataclasses.replace(
         STREAMS, batch_size=B, sequence_length=T, gradient_accumulation=1, state_dropout=0.0
     )
     cell = type(random_params(CONFIG.model).layers[0])
-    half = lambda self, batch_size: jnp.full((batch_size, len(self.U)), 0.5, self.b.dtype)
+
+    def half(self, batch_size):
+        return jnp.full((batch_size, len(self.U)), 0.5, self.b.dtype)
+
     monkeypatch.setattr(cell, "zero_carry", half)
     forget_traces()
     state = init_state(CONFIG.model, recipe, "streams")
@@ -485,12 +506,14 @@ def test_units_against_a_plain_loop_over_them(batches, options):
     Each unit is computed by itself, from zeros; the first one of a row of a stream goes on from the
     row's last state. AdamW's first moment has the gradients.
     """
-    T, B = 6, 3
+    T = 6
+    B = 3
     sizes = {"batch_size": B, "sequence_length": T, "state_dropout": 0.0, "max_grad_norm": 1e9}
     recipe = dataclasses.replace(CONFIG.training, **sizes | options)
 
     def plain(params, carry, inputs, targets):
-        units, ends = [], []
+        units = []
+        ends = []
         for row, (x, y) in enumerate(zip(inputs, targets, strict=True)):
             state = jax.tree.map(lambda c, row=row: c[row : row + 1], carry)
             for begin, end in itertools.pairwise(sorted({0, *np.flatnonzero(x == 0), T})):
@@ -508,7 +531,8 @@ def test_units_against_a_plain_loop_over_them(batches, options):
         fresh = None if state.carry is None else jax.tree.map(jnp.copy, zeros)
         opt_state = optimizer(recipe).init(params)
         state = state.replace(params=params, opt_state=opt_state, carry=fresh)
-        moment, ends = jax.tree.map(np.zeros_like, params), 0
+        moment = jax.tree.map(np.zeros_like, params)
+        ends = 0
         for step in range(4):
             if batches == "streams":
                 inputs, targets, _ = stream_windows(jnp.asarray(TOKENS), jnp.int32(step), B, T)
@@ -516,7 +540,8 @@ def test_units_against_a_plain_loop_over_them(batches, options):
                 key, _ = jax.random.split(jax.random.fold_in(state.key, step))
                 inputs, targets = random_crops(key, jnp.asarray(TOKENS), B, T)
                 carry = zeros
-            inputs, targets = np.asarray(inputs), np.asarray(targets)
+            inputs = np.asarray(inputs)
+            targets = np.asarray(targets)
             ends += (inputs[:, 1:] == 0).sum()
             value, carry, grads = plain(state.params, carry, inputs, targets)
             moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
@@ -534,14 +559,17 @@ def test_every_regularizer_against_a_plain_loop():
     The masks are those that the keys give, each at its own place. The average is d·average +
     (1 − d)·parameters with d = min(0.3, (1 + t)/(10 + t)). AdamW's first moment has the gradients.
     """
-    model, B, T = REGULARIZED.model, 3, 2
+    model = REGULARIZED.model
+    B = 3
+    T = 2
     sizes = {"batch_size": B, "sequence_length": T}
     recipe = dataclasses.replace(REGULARIZED.training, **sizes, max_grad_norm=1e9)
     rates = {"state": 0.2, "input": 0.3, "between": 0.4, "output": 0.5}
 
     def drawn(key, step):
         """What a step draws: its windows, the rows that start from zeros, and its masks."""
-        pass_key, key = jax.random.fold_in(key, 2**32 - 1), jax.random.fold_in(key, step)
+        pass_key = jax.random.fold_in(key, 2**32 - 1)
+        key = jax.random.fold_in(key, step)
         reset_key, weight_key, *sites = jax.random.split(jax.random.fold_in(key, 2), 5)
         x, y, first = stream_windows(jnp.asarray(TOKENS), jnp.int32(step), B, T, pass_key)
         zero = first | jax.random.bernoulli(reset_key, 0.5, (B,))
@@ -550,25 +578,32 @@ def test_every_regularizer_against_a_plain_loop():
             dropout_masks(params.layers, Dropout(key, rate, site), B, T)
             for key, (site, rate) in sites
         )
-        masks = state[0].hidden, state[1].hidden, below[0].input, between[0].output, above[1].output
+        factors = lambda mask: mask.keep * mask.scale
+        masks = {
+            "input": factors(below[0].input),
+            "state": [factors(state[0].hidden), factors(state[1].hidden)],
+            "output": [factors(between[0].output), factors(above[1].output)],
+        }
         kept = [
             jax.random.bernoulli(jax.random.split(layer, 1)[0], 0.75, (4, 12)) / 0.75
             for layer in jax.random.split(weight_key, 2)
         ]
-        return x, y, zero, [mask.keep * mask.scale for mask in masks], kept
+        return x, y, zero, masks, kept
 
     def loss(params, carry, x, y, zero, masks, kept):
-        sigmoid, total = jax.nn.sigmoid, 0.0
+        sigmoid = jax.nn.sigmoid
+        total = 0.0
         hidden = [jnp.where(zero[:, None], 0, h) for h in carry]
         for t in range(T):
-            h = params.embedding[x[:, t]] * masks[2][t]
+            h = params.embedding[x[:, t]] * masks["input"][t]
             for i, layer in enumerate(params.layers):
-                p, old = by_gate(layer.replace(U=layer.U * kept[i])), hidden[i]
+                p = by_gate(layer.replace(U=layer.U * kept[i]))
+                old = hidden[i]
                 z = sigmoid(h @ p.Wz + p.bz + old @ p.Uz + p.cz)
                 r = sigmoid(h @ p.Wr + p.br + old @ p.Ur + p.cr)
                 n = jnp.tanh(h @ p.Wn + p.bn + r * (old @ p.Un + p.cn))
-                hidden[i] = ((1 - z) * old + z * n) * masks[i][t]
-                h = hidden[i] * masks[3 + i][t]
+                hidden[i] = ((1 - z) * old + z * n) * masks["state"][i][t]
+                h = hidden[i] * masks["output"][i][t]
             log_p = jax.nn.log_softmax(h @ params.head.Wo + params.head.bo)
             total -= log_p[jnp.arange(B), y[:, t]].mean() / T
         return total, hidden
@@ -577,16 +612,19 @@ def test_every_regularizer_against_a_plain_loop():
         params = random_params(model, dtype="float64")
         state = init_state(model, recipe, "streams")
         carry = jax.tree.map(lambda h: h.astype(float), state.carry)
-        opt_state, average = optimizer(recipe).init(params), jax.tree.map(jnp.copy, params)
+        opt_state = optimizer(recipe).init(params)
+        average = jax.tree.map(jnp.copy, params)
         state = state.replace(params=params, opt_state=opt_state, carry=carry, ema=average)
         draws = jax.jit(partial(drawn, state.key))
         plain = jax.jit(jax.value_and_grad(loss, has_aux=True))
-        moment, resets, average = jax.tree.map(jnp.zeros_like, params), 0, arrays(average)
+        moment = jax.tree.map(jnp.zeros_like, params)
+        resets = 0
+        average = arrays(average)
         for step, d in enumerate([0.1, 2 / 11, 0.25, 0.3, 0.3]):
-            now = draws(step)
-            (value, carry), grads = plain(state.params, carry, *now)
+            x, y, zero, masks, kept = draws(step)
+            (value, carry), grads = plain(state.params, carry, x, y, zero, masks, kept)
             moment = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moment, grads)
-            resets += int(now[2].sum()) if step else 0
+            resets += int(zero.sum()) if step else 0
             state, losses, _ = train_steps(recipe, state, TOKENS, 1)
             assert float(losses[0]) == pytest.approx(float(value), rel=1e-11)
             chex.assert_trees_all_close(state.opt_state[1][0].mu, moment, rtol=1e-9, atol=1e-13)
