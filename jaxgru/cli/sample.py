@@ -338,7 +338,8 @@ def read_prompts(place: str, encoding: str, newlines: bool = True) -> dict[int, 
     """
     text = read_text(place, encoding, newlines=newlines).text
     lines = dict(enumerate(split_documents(text, "line"), 1))
-    if ".jsonl" not in Path(place).suffixes:  # which may end in .gz
+    suffixes = Path(place.lower()).suffixes
+    if ".jsonl" not in suffixes:  # which may end in .gz
         return lines
     prompts = {
         number: _prompt_of_json(line, f"line {number} of {place}")

@@ -206,7 +206,8 @@ def _decoded(file: _File, encoding: str) -> str:
         )
     codec = "utf-8-sig" if encoding == "utf-8" else encoding
     try:
-        text = file.data.decode(codec)
+        # A codec that names the byte order, such as utf-16-le, leaves the mark in.
+        text = file.data.decode(codec).removeprefix("\ufeff")
         why = _why_no_text(text, encoding)
     except UnicodeError as error:
         text = ""

@@ -121,6 +121,14 @@ def test_other_encodings(tmp_path_factory, encoding, text):
     assert corpus.source == f"the file {path}" + f" ({encoding})" * (encoding != "utf-8")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_byte_order_mark_is_not_text(tmp_path, encoding):
+    """As in a file that Notepad saves as "UTF-16 LE"."""
+    path = tmp_path / "x.txt"
+    path.write_bytes("\ufeffab".encode(encoding))
+    assert read_text(str(path), encoding).text == "ab"
+
+
 @pytest.mark.parametrize("encoding, data, says", [
     ("ascii", b"a\ncaf\xe9", "is not a text in ASCII: byte 6 .0xe9., in line 2, is not valid"),
     ("utf-16", b"abc", "is not a text in UTF-16: byte 3 .0x63., in line 1"),
