@@ -8,9 +8,9 @@ import pytest
 import jaxgru
 
 ROOMS = [
-    "printing", "errors", "parallel", "cells", "layers", "libraries", "lm.files", "lm.records",
-    "lm.arguments", "lm.data.tokenizers", "lm.config", "lm.data", "lm.model", "lm.dynamic",
-    "lm.evaluation", "lm.processors", "lm.sampling", "lm.beam_search", "lm.samplers",
+    "printing", "errors", "arrays", "arguments", "steps", "pytrees", "files", "records",
+    "parallel", "cells", "layers", "libraries", "lm.data.tokenizers", "lm.config", "lm.data",
+    "lm.model", "lm.dynamic", "lm.evaluation", "lm.processors", "lm.sampling", "lm.beam_search", "lm.samplers",
     "lm.generation", "lm.training", "lm.formats", "lm.pretrained", "lm.runs", "lm", "analysis",
     "cli", "__main__",
 ]  # fmt: skip

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxgru.arguments import as_sequence
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.data.batching import as_text
 from jaxgru.lm.sampling import check_sampling
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from jaxgru.arrays import plus
 from jaxgru.cells.carry import Carry, Hidden, LSTMState, hidden
 from jaxgru.cells.contract import (
     CELLS,
@@ -35,9 +36,8 @@ from jaxgru.cells.peephole_lstm import (
     init_peephole_lstm,
 )
 from jaxgru.cells.products import Lookup, matmul
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import struct
 from jaxgru.cells.rnn import RNNCell, init_rnn
+from jaxgru.pytrees import struct
 
 __all__ = [
     "CELLS", "Carry", "Cell", "AnyCell", "CoupledLSTMCell", "GRUCell", "Hidden",

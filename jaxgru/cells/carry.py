@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-import numpy as np
 from jax import export
 from jaxtyping import Array, Float
 
+from jaxgru.arrays import Tree
 from jaxgru.printing import shown, type_name
 
-AnyArray: TypeAlias = Array | np.ndarray  # tokens can be NumPy arrays
-Tree: TypeAlias = Any  # a pytree of arrays; PyTree of jaxtyping is unknown to type checkers
-Size: TypeAlias = Any  # an int, or a symbolic size within `jax.export`
 Hidden: TypeAlias = Float[Array, "B H"]
 Carry: TypeAlias = Hidden | tuple[Any, ...]
 C = TypeVar("C", bound=Array | tuple[Any, ...])

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.carry import Size
+from jaxgru.arrays import Size
 from jaxgru.cells.step_masks import before_each
 
 

@@ -11,15 +11,15 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.arrays import plus
 from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.linear_recurrence import LinearSteps, linear_recurrence
 from jaxgru.cells.products import Lookup, apply_to, matmul
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import struct
 from jaxgru.cells.step_masks import StepMasks
+from jaxgru.pytrees import struct
 
 
 @struct

@@ -18,8 +18,7 @@ from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.carry import Size
-from jaxgru.cells.promotion import at_least_float32, vary_alike, widest
+from jaxgru.arrays import Size, at_least_float32, vary_alike
 from jaxgru.printing import shown
 
 T = TypeVar("T")
@@ -175,12 +174,6 @@ def dense(params: T) -> T:
         return jnp.concatenate([block_diag(*gate) for gate in gates], axis=-1)
 
     return jax.tree.map(matrix, params)
-
-
-def promoted_matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
-    """Return x·W in the wider dtype, differentiated by JAX: for forward mode."""
-    dtype = widest(x, W)
-    return x.astype(dtype) @ W.astype(dtype)
 
 
 def apply_to(function: Callable[[Array], Array], x: Float[Array, "T B E"] | Lookup) -> Array:

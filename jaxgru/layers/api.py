@@ -16,14 +16,15 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
+from jaxgru.arguments import one_array
+from jaxgru.arrays import AnyArray, Size, Tree
 from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.products import Lookup, look_up
-from jaxgru.errors import check_flags, check_one_of, check_whole
+from jaxgru.errors import check_flags, check_one_of, check_whole, forward_mode_explained
 from jaxgru.layers import validate
 from jaxgru.layers.direction import Start, run_direction, start_of, zero_carries
 from jaxgru.layers.dropout import Dropouts, checked, in_two_directions
-from jaxgru.layers.implementations import IMPLEMENTATIONS, forward_mode_explained, plus_input
+from jaxgru.layers.implementations import IMPLEMENTATIONS, plus_input
 from jaxgru.layers.sequences import Arguments, Options, Sequences, enter
 from jaxgru.layers.stack import Layers
 
@@ -348,7 +349,7 @@ def step(
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
     validate.check_containers(layers, x, carry)
-    x = validate.one_array("x", x)
+    x = one_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, UInt32
 
-from jaxgru.cells.carry import Carry, Size, Tree
+from jaxgru.arrays import Size, Tree, choose_rows, in_dtypes_of, sharded_by_xla
+from jaxgru.cells.carry import Carry
 from jaxgru.cells.contract import AnyCell, starts_at_zero
-from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import Lookup, map_steps
-from jaxgru.cells.promotion import in_dtypes_of
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts, in_rows, seeded
@@ -23,9 +22,10 @@ from jaxgru.layers.implementations import StackOptions, run_stack
 from jaxgru.layers.masks import dropout_masks
 from jaxgru.layers.remat import run_in_segments
 from jaxgru.layers.sequences import Options, Sequences
-from jaxgru.layers.sharding import over_batch_axes, sharded_by_xla
+from jaxgru.layers.sharding import over_batch_axes, steps_of
 from jaxgru.layers.unread import with_unread, without_unread
 from jaxgru.layers.validate import Carries
+from jaxgru.steps import in_reading_order
 
 Resets: TypeAlias = tuple[Carry | None, ...]
 """What a reset sets, with an entry per layer; None: zeros."""
@@ -110,7 +110,7 @@ def run_direction(
         row = jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
     axes = tuple(range(1, 1 + len(rows)))
     run_all = over_batch_axes(run, x, rows)
-    run_all = sharded_by_xla(run_all, x, (0, *axes, None), axes, (0, *axes))
+    run_all = sharded_by_xla(run_all, steps_of(x), (0, *axes, None), axes, (0, *axes))
     inputs = x, sequences.reset, sequences.valid, sequences.mask
     return run_all(inputs, start.carry, start.of_reset, row, stack, dropout)
 
@@ -139,7 +139,7 @@ def _run_rows(
     reverse = options.reverse
     if reverse:
         x = map_steps(lambda a: a[::-1], x)
-        reset = None if reset is None else validate.in_reading_order(reset, mask)
+        reset = None if reset is None else in_reading_order(reset, mask)
     no_resets: Resets = (None,) * len(stack)
     of_reset = no_resets if reset is None else start.of_reset
     flags = [StepMasks(reset, of_layer, valid) for of_layer in of_reset]
@@ -163,5 +163,5 @@ def _run_rows(
     if reverse:
         y, each = jax.tree.map(lambda h: h[::-1], (y, each))
     if valid is not None:
-        y = IN_ROWS.choose(valid, y)
+        y = choose_rows(valid, y)
     return y, last, each

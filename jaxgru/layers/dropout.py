@@ -14,9 +14,8 @@ from jax import export
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells.carry import AnyArray, Tree
+from jaxgru.arrays import AnyArray, Tree, at_least_float32
 from jaxgru.cells.contract import AnyCell
-from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_one_of, check_whole
 from jaxgru.printing import shown, type_name
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.cells.carry import Carry, Tree
+from jaxgru.arrays import Tree, rounded_inside, vary_alike
+from jaxgru.cells.carry import Carry
 from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.products import Lookup
-from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers.blocks import in_blocks, nearest_divisor
 from jaxgru.layers.dropout import Dropouts, at_step

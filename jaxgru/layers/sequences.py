@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.layout import IN_ROWS
+from jaxgru.arrays import AnyArray, Size, Tree, choose_rows, sharded_by_xla, vary_alike
 from jaxgru.cells.products import Lookup, looks_up_first, map_steps
-from jaxgru.cells.promotion import vary_alike
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.sharding import on_mesh, sharded_by_xla
+from jaxgru.layers.sharding import on_mesh
+from jaxgru.steps import valid_steps
 
 
 class Options(NamedTuple):
@@ -117,7 +116,7 @@ def enter(options: Options, arguments: Arguments) -> Sequences:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
     valid: Tree = arguments.mask
     if lengths is not None:
-        valid = validate.valid_steps(lengths, shape, axis)
+        valid = valid_steps(lengths, shape, axis)
     reset: Tree = arguments.reset
     if reset is not None and lengths is not None:
         reset = reset & valid
@@ -144,7 +143,7 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
     `jax_debug_nans` would find it. Of a lookup, these are also rows of the table.
     """
     if valid is not None:
-        x = map_steps(partial(IN_ROWS.choose, valid), x)
+        x = map_steps(partial(choose_rows, valid), x)
     if not isinstance(x, Lookup) or (valid is None and looks_up_first(x)):
         return x
 
@@ -156,4 +155,5 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
         is_read = is_read.at[numbers].max(is_valid, wrap_negative_indices=False)
         return jnp.where(is_read[:, None], table, 0)
 
-    return x._replace(table=sharded_by_xla(without_unread_rows, x, (None, None))(x))
+    read_rows = sharded_by_xla(without_unread_rows, x.ids, (None, None))
+    return x._replace(table=read_rows(x))

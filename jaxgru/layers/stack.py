@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxgru.cells.carry import Tree
+from jaxgru.arrays import Tree
 from jaxgru.cells.contract import CELLS, AnyCell, Init, sizes
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_whole
 from jaxgru.printing import shown
+from jaxgru.pytrees import struct
 
 
 @struct

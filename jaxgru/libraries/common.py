@@ -18,15 +18,16 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxgru.arguments import as_array, check_shapes, one_array
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import AnyCell, GRUCell, LSTMState
-from jaxgru.cells.carry import AnyArray
 from jaxgru.cells.gru import AnyGRU
 from jaxgru.cells.products import dense, round_weights
-from jaxgru.cells.pytrees import options_of
+from jaxgru.errors import LibraryError
 from jaxgru.layers import api
-from jaxgru.layers.validate import as_array, is_pair, one_array
-from jaxgru.libraries import LibraryError, check_shapes
+from jaxgru.layers.validate import is_pair
 from jaxgru.printing import shown, type_name
+from jaxgru.pytrees import options_of
 
 T = TypeVar("T")
 

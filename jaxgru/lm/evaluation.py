@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.arguments import as_sequence, check_string
+from jaxgru.arrays import AnyArray
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.arguments import as_sequence, check_string
 from jaxgru.lm.data.batching import as_text, document_starts, power_of_two, windows
 from jaxgru.lm.data.documents import encode_text, separator_token_of
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxgru.arguments import check_string
 from jaxgru.errors import UserError, check_flags, check_whole
-from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.documents import documents_of, separator_character, separator_token_of
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.arrays import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.evaluation import window_loss

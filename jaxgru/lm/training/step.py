@@ -13,10 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.cells.carry import Tree
-from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
-from jaxgru.cells.pytrees import struct
+from jaxgru.arrays import Tree, at_least_float32, choose_rows, in_dtypes_of, rounded_inside
 from jaxgru.errors import needs
 from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
 from jaxgru.layers.remat import in_segments
@@ -26,6 +23,7 @@ from jaxgru.lm.data.batching import document_starts, random_crops, stream_window
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll
 from jaxgru.lm.training.optimizer import optimizer
 from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
+from jaxgru.pytrees import struct
 
 with needs("train"):
     import optax
@@ -224,7 +222,7 @@ def _next_batch(
     if training.reset_probability:
         starts |= jax.random.bernoulli(reset_key, training.reset_probability, (B,))
     start = initial_carry(state.params, B)
-    carry = IN_ROWS.choose(~jnp.atleast_1d(starts), state.carry, start)
+    carry = choose_rows(~jnp.atleast_1d(starts), state.carry, start)
     return _Batch(carry, inputs, targets)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from jaxgru.files import damage_as, write_bytes
 from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
 from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
 from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenizer
 from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
 from jaxgru.lm.data.tokenizers.words import WordTokenizer
-from jaxgru.lm.files import damage_as, write_bytes
 from jaxgru.printing import type_name
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxgru.arguments import as_sequence
 from jaxgru.errors import UserError
-from jaxgru.lm.arguments import as_sequence
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
 # Each chunk is of another length.
