@@ -30,6 +30,12 @@ from jaxgru.errors import UserError, check_whole
 from jaxgru.lm.data.batching import as_text
 from jaxgru.lm.sampling import check_sampling
 
+__all__ = [
+    "NGram",
+    "count_ngrams",
+    "pair_frequencies",
+]
+
 MAX_ORDER = 8
 ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry
 FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)  # as KenLM's lmplz --discount_fallback

@@ -13,7 +13,9 @@ from jaxgru.arrays import Tree
 from jaxgru.printing import shown, type_name
 
 Hidden: TypeAlias = Float[Array, "B H"]
+"""The output h of one step."""
 Carry: TypeAlias = Hidden | tuple[Any, ...]
+"""The state of one layer, of any cell: h, or a tuple that begins with h."""
 C = TypeVar("C", bound=Array | tuple[Any, ...])
 """The carry of one cell: `Hidden`, `LSTMState` …; or of many steps, with an axis T."""
 

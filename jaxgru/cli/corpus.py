@@ -6,7 +6,8 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser, written
 from jaxgru.files import write_bytes
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus
+from jaxgru.lm.data.sources import CorpusError
 
 
 def make_parser() -> Parser:

@@ -17,7 +17,7 @@ from jaxgru.cells.contract import AnyCell, starts_at_zero
 from jaxgru.cells.products import Lookup, map_steps
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers import validate
-from jaxgru.layers.dropout import Dropouts, in_rows, seeded
+from jaxgru.layers.dropout import Dropouts, in_rows, seed_dropout
 from jaxgru.layers.implementations import StackOptions, run_stack
 from jaxgru.layers.masks import dropout_masks
 from jaxgru.layers.remat import run_in_segments
@@ -149,7 +149,7 @@ def _run_rows(
     of_stack = StackOptions(options.implementation, options.return_carries, is_residual)
     carry = without_unread(stack, flags[0], start.carry)
     if options.remat:
-        seeds = seeded(dropout, stack)
+        seeds = seed_dropout(dropout, stack)
         y, last, each = run_in_segments(of_stack, reverse, stack, x, carry, flags, seeds)
     else:
         of_dropout = dropout_masks(stack, dropout, B, T, reverse)

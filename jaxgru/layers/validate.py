@@ -240,6 +240,21 @@ def as_carry(
     return jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[len(batch) :]), carry)
 
 
+def check_carry(layers: Layers, carry: Tree, batch_size: Size) -> Tree:
+    """Return a carry as `unroll` takes it, after checking it: for what runs later or in a loop.
+
+    Args:
+      carry: as for `unroll`; its entries are (B, …). An entry with named parts may be a dict.
+      batch_size: B.
+
+    Raises:
+      ValueError: the carry does not fit the layers and the batch.
+    """
+    stack, is_single, _ = as_stack(layers)
+    carries = as_carry(carry, carry_like(stack, batch_size), is_single)
+    return carries[0] if is_single else carries
+
+
 def _check_dtypes(entry: Tree, like: Tree) -> None:
     """Raise ValueError unless a layer's carry has one dtype that is at least as wide as needed."""
     dtypes: set[np.dtype] = set()

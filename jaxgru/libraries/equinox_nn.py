@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.arrays import AnyArray
-from jaxgru.cells import AnyCell, GRUCell, LSTMCell, sizes
-from jaxgru.cells.carry import hidden
+from jaxgru.cells import AnyCell, GRUCell, LSTMCell, hidden, sizes
 from jaxgru.errors import LibraryError
 from jaxgru.libraries import common
 from jaxgru.libraries.common import Storage, UnknownCell

@@ -20,11 +20,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.arrays import AnyArray
-from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell, sizes
-from jaxgru.cells.gated import ACTIVATIONS
+from jaxgru.cells import ACTIVATIONS, AnyCell, GRUCell, LSTMCell, RNNCell, sizes
 from jaxgru.errors import LibraryError
-from jaxgru.layers.dropout import Dropouts, each
-from jaxgru.layers.stack import ResidualStack
+from jaxgru.layers import Dropouts, ResidualStack
+from jaxgru.layers.dropout import each
 from jaxgru.libraries import common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxgru import cells
 from jaxgru.arguments import check_shapes
-from jaxgru.cells.gated import ACTIVATIONS
+from jaxgru.cells import ACTIVATIONS
 from jaxgru.errors import LibraryError, UserError, needs
 from jaxgru.libraries import common
 from jaxgru.printing import shown

@@ -23,7 +23,7 @@ import numpy as np
 from jaxgru.arguments import as_array, check_shapes
 from jaxgru.cells import GRUCell, LSTMCell, ProjectedLSTMCell, RNNCell, sizes
 from jaxgru.errors import LibraryError, import_torch
-from jaxgru.layers.stack import Layers
+from jaxgru.layers import Layers
 from jaxgru.libraries import common
 from jaxgru.printing import shown, type_name
 

@@ -28,7 +28,7 @@ from jaxgru.lm.data.batching import as_text, document_starts, power_of_two, wind
 from jaxgru.lm.data.documents import encode_text, separator_token_of
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
-from jaxgru.parallel.sharding import ROWS, one_copy, shard
+from jaxgru.parallel import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 LINES_AT_ONCE = 4096  # lines that are read and sorted by length before any is computed

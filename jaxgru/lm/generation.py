@@ -31,7 +31,16 @@ from jaxgru.lm.samplers import (
 from jaxgru.lm.sampling import as_processors, check_sampling
 from jaxgru.printing import counted, shown
 
-PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
+__all__ = [
+    "Options",
+    "PROMPT",
+    "TextStream",
+    "default_prompt",
+    "generate_texts",
+]
+
+PROMPT = "ROMEO: "
+"""The prompt for models of Tiny Shakespeare, where the user gives none."""
 PROMPTS_AT_ONCE = 64
 
 Item = TypeVar("Item")

@@ -27,15 +27,12 @@ from jaxgru.arrays import (
     sharded_by_xla,
     widest,
 )
-from jaxgru.cells import AnyCell, Carry, Lookup, hidden, sizes
-from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
-from jaxgru.cells.products import embed, matmul, round_weights
+from jaxgru.cells import AnyCell, Carry, Lookup, embed, hidden, matmul, round_weights, sizes
+from jaxgru.cells import layer_norm as layer_norm_without_shift
 from jaxgru.errors import UserError, forward_mode_explained
-from jaxgru.layers.api import initial_carry as carry_of_layers
-from jaxgru.layers.api import step as step_of_layers
-from jaxgru.layers.api import unroll
-from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.stack import init_stack
+from jaxgru.layers import Dropouts, init_stack, unroll
+from jaxgru.layers import initial_carry as carry_of_layers
+from jaxgru.layers import step as step_of_layers
 from jaxgru.lm.config import ModelConfig
 from jaxgru.printing import type_name
 from jaxgru.pytrees import struct

@@ -18,15 +18,16 @@ from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
 from jaxgru.arguments import as_array, as_sequence, as_tokens, check_number, check_tokens, is_known
 from jaxgru.arrays import AnyArray, Tree, at_least_float32, choose_rows
-from jaxgru.cells.products import embed
+from jaxgru.cells import embed
 from jaxgru.errors import UserError, check_flags, check_whole
-from jaxgru.layers.api import unroll
-from jaxgru.layers.validate import as_carry, carry_like
+from jaxgru.layers import check_carry, unroll
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
 from jaxgru.printing import shown
 from jaxgru.steps import valid_steps
+
+__all__ = ["check_sampling", "draw", "filter_logits"]
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
@@ -108,7 +109,7 @@ def generate(
             f"key is {key.dtype} {key.shape}; it must be one key, or one per row, ({B},)."
         )
     if carry is not None:
-        carry = as_carry(carry, carry_like(params.layers, B))
+        carry = check_carry(params.layers, carry, B)
     if lengths is not None:
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
     stop_tokens = None

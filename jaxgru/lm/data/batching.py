@@ -13,6 +13,13 @@ from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
 from jaxgru.printing import counted
 
+__all__ = [
+    "as_text",
+    "document_starts",
+    "random_crops",
+    "stream_windows",
+]
+
 
 def random_crops(
     key: PRNGKeyArray, tokens: Tokens, batch_size: int, sequence_length: int

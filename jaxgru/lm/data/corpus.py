@@ -19,7 +19,13 @@ from jaxgru.files import write_bytes
 from jaxgru.lm.data.sources import Corpus, CorpusError, read_text
 from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
 
+__all__ = [
+    "TINY_SHAKESPEARE",
+    "load_corpus",
+]
+
 TINY_SHAKESPEARE = "tiny_shakespeare"
+"""The name by which `data.corpus` asks for the study's text."""
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

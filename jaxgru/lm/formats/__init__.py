@@ -19,6 +19,14 @@ from jaxgru.lm.data.tokenizers import Tokenizer
 from jaxgru.lm.formats.metadata import config_in
 from jaxgru.lm.model import Params
 
+__all__ = [
+    "FORMATS",
+    "Format",
+    "NAMES",
+    "format_of",
+    "format_to_write",
+]
+
 
 @dataclass(frozen=True)
 class Format:

@@ -34,6 +34,11 @@ with needs("onnx"):
     import onnx
     from onnx import TensorProto, helper
 
+__all__ = [
+    "load_onnx",
+    "save_onnx",
+]
+
 
 def save_onnx(
     path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""

@@ -31,6 +31,12 @@ from jaxgru.lm.formats.metadata import as_tensors, check_options, check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.printing import counted, shown, type_name
 
+__all__ = [
+    "load_pth",
+    "load_pth_model",
+    "save_pth",
+]
+
 
 class _Layout(NamedTuple):
     """How one of the study's classes names what it saves.

@@ -25,6 +25,11 @@ from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params
 
+__all__ = [
+    "load_safetensors",
+    "save_safetensors",
+]
+
 
 def save_safetensors(
     path: str | Path, params: Params, config: Config, tokenizer: Tokenizer, text_sha256: str = ""

@@ -37,7 +37,7 @@ from jaxgru.lm.formats.metadata import check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_info, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
-from jaxgru.parallel.processes import is_first
+from jaxgru.parallel import is_first
 from jaxgru.printing import shown, warn
 
 with needs("train"):

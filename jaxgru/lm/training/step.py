@@ -15,14 +15,19 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxgru.arrays import Tree, at_least_float32, choose_rows, in_dtypes_of, rounded_inside
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
-from jaxgru.layers.remat import in_segments
-from jaxgru.layers.weight_drop import drop_weights
+from jaxgru.layers import (
+    Dropout,
+    Dropouts,
+    drop_weights,
+    dropout_at_step,
+    in_segments,
+    seed_dropout,
+)
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import document_starts, random_crops, stream_windows
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll
 from jaxgru.lm.training.optimizer import optimizer
-from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
+from jaxgru.parallel import ROWS, gather, scatter_mean, shardings, specs
 from jaxgru.pytrees import struct
 
 with needs("train"):
@@ -142,12 +147,12 @@ def _loss_in_segments(
     separator_token: int | None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute `loss_fn` `in_segments`, each of which also draws its dropout anew."""
-    seeds = seeded(dropout, params.layers)
+    seeds = seed_dropout(dropout, params.layers)
     weights = rounded_inside(params)
 
     def run(carry: ModelCarry, segment: _Segment) -> tuple[ModelCarry, Array]:
         inputs = segment.inputs.T
-        masks = at_step(seeds, segment.numbers[0])
+        masks = dropout_at_step(seeds, segment.numbers[0])
         reset = document_starts(inputs, separator_token)
         logits, carry = apply(weights(), inputs, carry, masks, implementation, reset=reset)
         return carry, token_nll(logits, segment.targets.T).T
@@ -288,7 +293,7 @@ def _batch_gradient(
     drop = partial(_drop_weights, training, keys.weights)
     layers, gradient_before_drop = jax.vjp(drop, params.layers)
     params = dataclasses.replace(params, layers=layers)
-    dropouts = seeded(_dropouts(training, keys), params.layers)
+    dropouts = seed_dropout(_dropouts(training, keys), params.layers)
 
     of_rows = partial(_micro_batch_gradient, training, separator_token, params, dropouts)
     number = training.gradient_accumulation

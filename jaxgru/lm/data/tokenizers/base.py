@@ -15,8 +15,9 @@ from jaxgru.arguments import as_sequence
 from jaxgru.errors import UserError
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
-# Each chunk is of another length.
+"""The tokens of a text."""
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]
+"""Some of a text's tokens; each chunk is of another length."""
 Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
 """The text that the next token has to begin with, and which tokens do; None: all."""
 
