@@ -47,16 +47,18 @@ def start_of(
 ) -> Start:
     """Return where layers start, given what a user passes for the carry and `reset_carry`."""
     batch = sequences.batch
-    rows = sequences.rows
+    inner_batch = sequences.inner_batch
     other = sequences.other_order()
     like = validate.carry_like(stack, math.prod(batch))
     start = None
     if carry is not None:
-        start = validate.as_carry(carry, like, is_single, batch, rows, other)
+        start = validate.as_carry(carry, like, is_single, batch, inner_batch, other)
     if reset_carry is not None:
-        of_reset = validate.as_reset_carry(reset_carry, like, is_single, start, batch, rows, other)
+        of_reset = validate.as_reset_carry(
+            reset_carry, like, is_single, start, batch, inner_batch, other
+        )
         return Start(start or of_reset, of_reset)
-    of_cells = zero_carries(stack, rows)
+    of_cells = zero_carries(stack, inner_batch)
     start = start or of_cells
     if sequences.reset is None:
         return Start(start, (None,) * len(stack))
@@ -89,7 +91,7 @@ def run_direction(
     Returns:
       y; the last carries; and, with `return_carries`, those of every step.
     """
-    rows = sequences.rows
+    inner_batch = sequences.inner_batch
     x = _in_dtype_of(stack, sequences.x)
     if options.remat and is_symbolic_dim(x.shape[0]):
         raise ValueError(f"the number of steps is {x.shape[0]}; remat needs it to be known.")
@@ -106,10 +108,10 @@ def run_direction(
         return _run_rows(options, is_residual, stack, *inputs, start, in_rows(dropout, row))
 
     row = None
-    if len(rows) > 1:
-        row = jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
-    axes = tuple(range(1, 1 + len(rows)))
-    run_all = over_batch_axes(run, x, rows)
+    if len(inner_batch) > 1:
+        row = jnp.arange(math.prod(inner_batch), dtype=jnp.uint32).reshape(inner_batch)
+    axes = tuple(range(1, 1 + len(inner_batch)))
+    run_all = over_batch_axes(run, x, inner_batch)
     run_all = sharded_by_xla(run_all, steps_of(x), (0, *axes, None), axes, (0, *axes))
     inputs = x, sequences.reset, sequences.valid, sequences.mask
     return run_all(inputs, start.carry, start.of_reset, row, stack, dropout)

@@ -53,7 +53,7 @@ class Sequences(NamedTuple):
       mask: valid, if it was given as `mask`.
       batch: the batch axes that x had.
       axis: where x had its steps, before the batch axes or after them.
-      rows: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
+      inner_batch: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
     """
 
     x: Array | Lookup
@@ -62,7 +62,7 @@ class Sequences(NamedTuple):
     mask: Bool[Array, "T *B"] | None
     batch: tuple[Size, ...]
     axis: int
-    rows: tuple[Size, ...]
+    inner_batch: tuple[Size, ...]
 
     def other_order(self) -> validate.OtherOrder | None:
         """Return what `time_major` would change; None for one step, which `step` has."""
@@ -83,7 +83,7 @@ class Sequences(NamedTuple):
 
     def leave_rows(self, tree: Tree, axis: int) -> Tree:
         """Return what has the axis B, with the batch axes of the input in its place."""
-        if self.rows == self.batch:
+        if self.inner_batch == self.batch:
             return tree
 
         def split(h: Array) -> Array:
@@ -122,19 +122,19 @@ def enter(options: Options, arguments: Arguments) -> Sequences:
         reset = reset & valid
     x = _without_padding(x, valid)
     # To merge axes that are sharded would bring all rows to each device
-    rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
+    inner_batch = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
 
     def time_major(a: Array) -> Array:
         if axis:
             a = jnp.moveaxis(a, axis, 0)
-        return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
+        return a if inner_batch == batch else a.reshape(T, *inner_batch, *a.shape[len(shape) :])
 
-    if axis or rows != batch:
+    if axis or inner_batch != batch:
         x = map_steps(time_major, x)
         reset = jax.tree.map(time_major, reset)
         valid = jax.tree.map(time_major, valid)
     mask = None if arguments.mask is None else valid
-    return Sequences(x, reset, valid, mask, batch, axis, rows)
+    return Sequences(x, reset, valid, mask, batch, axis, inner_batch)
 
 
 def _without_padding(x: Tree, valid: Tree) -> Tree:

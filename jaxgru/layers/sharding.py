@@ -27,15 +27,15 @@ def on_mesh(x: Array | Lookup) -> bool:
     return any(size > 1 and kind != AxisType.Manual for size, kind in axes)
 
 
-def over_batch_axes(run: Function, x: Array | Lookup, rows: Sequence[Size]) -> Function:
+def over_batch_axes(run: Function, x: Array | Lookup, batch: Sequence[Size]) -> Function:
     """Return `run`, which takes one batch axis, for several: mapped over all but the largest.
 
     Its first arguments and its results have the batch axes, those of steps after T; the layers and
     the dropout have none. Each axis stays sharded as it is. Merged axes are up to twice as fast.
     """
-    kept = max(range(len(rows)), key=lambda axis: rows[axis])
+    kept = max(range(len(batch)), key=lambda axis: batch[axis])
     of_x = lambda axis: x._replace(table=None, ids=axis) if isinstance(x, Lookup) else axis
-    for axis in (axis for axis in range(len(rows)) if axis != kept):
+    for axis in (axis for axis in range(len(batch)) if axis != kept):
         inputs = of_x(axis + 1), axis + 1, axis + 1, axis + 1
         run = jax.vmap(run, (inputs, axis, axis, axis, None, None), (axis + 1, axis, axis + 1))
     return run

@@ -209,7 +209,7 @@ def as_carry(
     like: tuple[Tree, ...],
     is_single: bool = False,
     batch: Sequence[Size] | None = None,
-    rows: Sequence[Size] | None = None,
+    inner_batch: Sequence[Size] | None = None,
     other: OtherOrder | None = None,
 ) -> Carries:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
@@ -217,7 +217,7 @@ def as_carry(
     Args:
       is_single: the carry is that of a single layer, not in a tuple.
       batch: its batch axes; None: it has one.
-      rows: what they become.
+      inner_batch: what they become.
       other: what a message mentions if the carry fits it.
     """
     leaves, shapes = _leaves("the carry", carry, like, is_single)
@@ -235,9 +235,9 @@ def as_carry(
     carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
     for entry, like_entry in zip(carry, like, strict=True):
         _check_dtypes(entry, like_entry)
-    if rows is None or batch == rows:
+    if inner_batch is None or batch == inner_batch:
         return carry
-    return jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[len(batch) :]), carry)
+    return jax.tree.map(lambda leaf: leaf.reshape(*inner_batch, *leaf.shape[len(batch) :]), carry)
 
 
 def check_carry(layers: Layers, carry: Tree, batch_size: Size) -> Tree:
@@ -277,13 +277,13 @@ def as_reset_carry(
     is_single: bool,
     carry: Carries | None,
     batch: tuple[Size, ...],
-    rows: tuple[Size, ...],
+    inner_batch: tuple[Size, ...],
     other: OtherOrder | None = None,
 ) -> Carries:
-    """Return `reset_carry` in the form of `like`, with the axes `rows`.
+    """Return `reset_carry` in the form of `like`, with the axes `inner_batch`.
 
     Args:
-      is_single: as for `as_carry`; likewise `batch`, `rows` and `other`.
+      is_single: as for `as_carry`; likewise `batch`, `inner_batch` and `other`.
       carry: `reset_carry` is converted to its dtypes; None: to those of `like`.
     """
     leaves, shapes = _leaves("reset_carry", reset_carry, like, is_single)
@@ -305,7 +305,7 @@ def as_reset_carry(
         elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"initial is {dtype}; it must be floating-point.")
         wide = jnp.asarray(leaf, jnp.result_type(carried))
-        shape = (*rows, *carried.shape[1:]) if carry is None else carried.shape
+        shape = (*inner_batch, *carried.shape[1:]) if carry is None else carried.shape
         return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)
 
     reset_carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
