@@ -34,14 +34,20 @@ from jaxgru.cells import (
     init_rg_lru,
     init_rnn,
     init_slstm,
+    round_weights,
 )
-from jaxgru.cells.products import round_weights
 from jaxgru.errors import UserError
-from jaxgru.layers.api import bidirectional, initial_carry, step, unroll
-from jaxgru.layers.dropout import Dropout
-from jaxgru.layers.implementations import which_gradient
-from jaxgru.layers.stack import ResidualStack, init_stack
-from jaxgru.layers.weight_drop import drop_weights
+from jaxgru.layers import (
+    Dropout,
+    ResidualStack,
+    bidirectional,
+    drop_weights,
+    init_stack,
+    initial_carry,
+    step,
+    unroll,
+    which_gradient,
+)
 
 if TYPE_CHECKING:
     from jaxgru import lm

@@ -3,6 +3,7 @@
 import contextlib
 import operator
 from collections.abc import Generator, Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ class UserError(ValueError):
 
 class MissingPackage(UserError, ImportError):
     """A package is not installed; the message names the command that installs it."""
+
+
+class LibraryError(UserError):
+    """A layer, a cell or weights of another library that cannot be converted, or not run."""
 
 
 @contextlib.contextmanager
@@ -50,6 +55,33 @@ def how_to_install(extra: str) -> str:
 
 HOW_TO_INSTALL_MODELS = "run pip install ./models in a checkout of jaxgru"
 """The command that installs the larger trained models, and where: they are not on PyPI, either."""
+
+
+def import_torch() -> ModuleType:
+    """Import and return PyTorch.
+
+    Raises:
+      LibraryError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise LibraryError("PyTorch is needed but not installed; run pip install torch.") from error
+    return torch
+
+
+@contextlib.contextmanager
+def forward_mode_explained() -> Generator[None]:
+    """Let JAX's error about forward mode through jaxgru's gradient say what would work."""
+    try:
+        yield
+    except TypeError as error:
+        if not {"forward-mode", "custom_vjp"} <= set(str(error).split()):
+            raise
+        raise TypeError(
+            "forward mode (jvp, jacfwd) cannot pass a layer's own gradient; it needs "
+            'implementation="autodiff".'
+        ) from None
 
 
 def check_whole(

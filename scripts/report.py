@@ -22,10 +22,10 @@ from jaxgru import lm
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import MAX_ORDER, count_ngrams
 from jaxgru.cli.options import Parser, run_script
+from jaxgru.files import write_text
 from jaxgru.lm.config import ModelConfig, field_value, load_config
 from jaxgru.lm.data.dataset import load_dataset
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import write_text
 from jaxgru.lm.generation import PROMPT
 from jaxgru.lm.runs.folders import RunError, load_info
 from pages.markdown import write_page

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from jaxgru.lm.model import Params, initial_carry, step
+from jaxgru.lm import Params, initial_carry, step
 
 
 class GreedyCycle(NamedTuple):

@@ -22,14 +22,13 @@ from jaxgru.analysis.markov import bigram_divergence, greedy_cycles, transition_
 from jaxgru.analysis.ngrams import pair_frequencies
 from jaxgru.analysis.text import distinct_ngrams, find_loop, words
 from jaxgru.errors import UserError, needs
+from jaxgru.lm import Params, generate
 from jaxgru.lm.data.batching import random_crops
 from jaxgru.lm.data.dataset import Dataset
 from jaxgru.lm.dynamic import CHOSEN_ON, choose_dynamic, dynamic_nll
 from jaxgru.lm.evaluation import batches_nll, lines_nll, stream_nll, window_loss
-from jaxgru.lm.model import Params
-from jaxgru.lm.records import Count, Number, Record, Whole
-from jaxgru.lm.sampling import generate
 from jaxgru.printing import counted
+from jaxgru.records import Count, Number, Record, Whole
 
 with needs("train"):
     from msgspec import Meta

@@ -25,10 +25,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxgru.arguments import as_sequence
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.data.batching import as_text
 from jaxgru.lm.sampling import check_sampling
+
+__all__ = [
+    "NGram",
+    "count_ngrams",
+    "pair_frequencies",
+]
 
 MAX_ORDER = 8
 ABSENT = -1  # the id of a k-gram that the text lacks; as an index, it is the last entry

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jaxgru.lm.data.tokenizers.words import marks
+from jaxgru.lm.data.tokenizers import combining_marks
 
 MIN_TURNS = 3  # the fewest repetitions that count as a loop
 
@@ -63,5 +63,5 @@ def words(text: str) -> list[str]:
     is two words.
     """
     letter = r"[^\W\d_]"  # of any script
-    letters = f"{letter}+(?:[{marks()}]+{letter}*)*"
+    letters = f"{letter}+(?:[{combining_marks()}]+{letter}*)*"
     return [word.lower() for word in re.findall(f"{letters}(?:'{letters})*", text)]

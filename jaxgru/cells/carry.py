@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-import numpy as np
 from jax import export
 from jaxtyping import Array, Float
 
+from jaxgru.arrays import Tree
 from jaxgru.printing import shown, type_name
 
-AnyArray: TypeAlias = Array | np.ndarray
-"""An array of JAX's or of NumPy's, such as tokens."""
-Tree: TypeAlias = Any  # PyTree of jaxtyping is unknown to type checkers
-"""A pytree of arrays: an array, or tuples, dicts and structs of arrays. Type checkers take all."""
-Size: TypeAlias = Any
-"""The size of an axis: an int, or a symbolic size within `jax.export`."""
 Hidden: TypeAlias = Float[Array, "B H"]
+"""The output h of one step."""
 Carry: TypeAlias = Hidden | tuple[Any, ...]
+"""The state of one layer, of any cell: h, or a tuple that begins with h."""
 C = TypeVar("C", bound=Array | tuple[Any, ...])
 """The carry of one cell: `Hidden`, `LSTMState` …; or of many steps, with an axis T."""
 

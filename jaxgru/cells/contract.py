@@ -5,8 +5,8 @@ B batch, E input size, H hidden size, G number of gates; σ is the logistic func
 elementwise product. Arrays are time-major.
 
 `carry.py` has the types of carries, `layout.py` the products that a step may use, `step_masks.py`
-what it needs besides its input, and `pytrees.py` makes a cell a pytree. `promotion.py` says in
-which dtype it computes and `initial_weights.py` has the distributions of new weights.
+what it needs besides its input, and `initial_weights.py` the distributions of new weights.
+`jaxgru/pytrees.py` makes a cell a pytree, and `jaxgru/arrays.py` says in which dtype it computes.
 `layers/over_time.py` has the pass over time and its gradient.
 """
 
@@ -23,11 +23,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from jaxgru.cells.carry import C, Carry, Size, hidden, named
+from jaxgru.arrays import Size
+from jaxgru.cells.carry import C, Carry, hidden, named
 from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
 from jaxgru.cells.products import Lookup, embed
-from jaxgru.cells.pytrees import described, exportable, is_array, options_of, sizes_of_fields
 from jaxgru.cells.step_masks import StepMasks
+from jaxgru.pytrees import described, exportable, is_array, options_of, sizes_of_fields
 
 Weights: TypeAlias = tuple[Array, ...]
 """The matrices U and the vectors, such as biases, of a step."""

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.cells.carry import C, LSTMState, Size, Tree
+from jaxgru.arrays import Size, Tree, plus
+from jaxgru.cells.carry import C, LSTMState
 from jaxgru.cells.contract import Cell, Recurrence, Weights, sizes
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import matmul
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import check_one_of
 from jaxgru.printing import shown
+from jaxgru.pytrees import options_of
 
 StateWeights: TypeAlias = Float[Array, "H GH"] | Float[Array, "n k Gk"]  # or n diagonal blocks
 Function: TypeAlias = Callable[[Array], Array]

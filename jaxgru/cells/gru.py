@@ -10,15 +10,15 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.arrays import plus
 from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Recurrence, Weights, register
 from jaxgru.cells.gated import Activated, ByHand, Equations, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import check_defaults, gru_weights
 from jaxgru.cells.layer_norm_gru import LayerNormGRUCell, init_layer_norm_gru
 from jaxgru.cells.products import matmul, weight_gradient
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_one_of
+from jaxgru.pytrees import struct
 
 
 class _GRU(Activated[Hidden], ByHand[Hidden]):

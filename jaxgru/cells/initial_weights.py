@@ -12,7 +12,7 @@ from jax.nn.initializers import Initializer, lecun_normal, orthogonal, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxgru.cells.promotion import widest
+from jaxgru.arrays import widest
 from jaxgru.errors import UserError, check_one_of, check_whole
 from jaxgru.printing import shown, type_name
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.cells.promotion import at_least_float32
+from jaxgru.arrays import at_least_float32
 
 EPSILON = 1e-5
 

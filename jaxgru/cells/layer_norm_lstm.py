@@ -9,14 +9,14 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.arrays import plus
 from jaxgru.cells.carry import LSTMState
 from jaxgru.cells.gated import AnyLSTM, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layer_norm import layer_norm
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import matmul
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

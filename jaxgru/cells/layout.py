@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.products import blocked_matmul, contract_axes, promoted_matmul, rounded_matmul
+from jaxgru.arrays import choose_rows, promoted_matmul
+from jaxgru.cells.products import blocked_matmul, contract_axes, rounded_matmul
 from jaxgru.cells.step_masks import Mask
 
 T = TypeVar("T")
@@ -76,13 +77,12 @@ class Layout(NamedTuple):
 
     def choose(self, flag: Bool[Array, "*T B"], x: T, y: T | None = None) -> T:
         """Return a carry: x in the rows of the batch where the flag is set, else y or zeros."""
-
-        def where(x: Array, y: Array) -> Array:
-            if self.axis == -2:
-                return jnp.where(flag[..., None, :], x, y)
-            return jnp.where(flag.reshape(*flag.shape, *[1] * (x.ndim - flag.ndim)), x, y)
-
-        return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
+        if self.axis == -1:
+            return choose_rows(flag, x, y)
+        if y is None:
+            y = jax.tree.map(jnp.zeros_like, x)
+        in_columns = flag[..., None, :]
+        return jax.tree.map(lambda x, y: jnp.where(in_columns, x, y), x, y)
 
 
 def _matmul_in_columns(

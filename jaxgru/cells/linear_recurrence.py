@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.carry import Hidden, Size
+from jaxgru.arrays import Size, plus
+from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import Lookup, apply_to, matmul
-from jaxgru.cells.promotion import plus
 from jaxgru.cells.step_masks import StepMasks, before_each, mixed
 
 

@@ -24,8 +24,8 @@ from jaxgru.cells.gated import (
 from jaxgru.cells.initial_weights import check_defaults, initializers, lstm_weights
 from jaxgru.cells.layer_norm_lstm import LayerNormLSTMCell, init_layer_norm_lstm
 from jaxgru.cells.products import weight_gradient
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags
+from jaxgru.pytrees import struct
 
 
 @struct

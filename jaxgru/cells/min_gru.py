@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxgru.cells.contract import register
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.linear_recurrence import LinearCell
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

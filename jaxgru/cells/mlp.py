@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.carry import Hidden, Size
+from jaxgru.arrays import Size, plus, widest
+from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
 from jaxgru.cells.products import Lookup, look_up, matmul
-from jaxgru.cells.promotion import plus, widest
-from jaxgru.cells.pytrees import struct
 from jaxgru.cells.step_masks import StepMasks
+from jaxgru.pytrees import struct
 
 Context: TypeAlias = Float[Array, "B _ _"]  # (B, K − 1, E); E differs from layer to layer
 

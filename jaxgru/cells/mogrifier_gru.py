@@ -10,13 +10,13 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.arrays import plus
 from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import gru_weights
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.promotion import plus
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_whole
+from jaxgru.pytrees import struct
 
 
 @struct

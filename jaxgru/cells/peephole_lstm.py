@@ -15,8 +15,8 @@ from jaxgru.cells.contract import register
 from jaxgru.cells.gated import Activated, AnyLSTM, Equations, sizes_of_gates
 from jaxgru.cells.initial_weights import lstm_weights
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags
+from jaxgru.pytrees import struct
 
 
 class _Peeping(Activated[LSTMState], AnyLSTM):

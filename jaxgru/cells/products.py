@@ -14,12 +14,10 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import export
-from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxgru.cells.carry import Size
-from jaxgru.cells.promotion import at_least_float32, vary_alike, widest
+from jaxgru.arrays import Size, at_least_float32, vary_alike
 from jaxgru.printing import shown
 
 T = TypeVar("T")
@@ -163,24 +161,6 @@ def weight_gradient(U: Array, x: Float[Array, "*n E"], dy: Float[Array, "*n H"])
     narrow_dy = by_block(dy.astype(U.dtype), U)
     axes = tuple(range(1, x.ndim - 1))
     return contract_axes(x, narrow_dy, (axes, axes), dy.dtype, ((0,), (0,))).astype(U.dtype)
-
-
-def dense(params: T) -> T:
-    """Return the layer with block-diagonal matrices (H, H), one per gate, in place of blocks."""
-
-    def matrix(U: Array) -> Array:
-        if U.ndim < 3:
-            return U
-        gates = jnp.split(U, U.shape[2] // U.shape[1], axis=-1)
-        return jnp.concatenate([block_diag(*gate) for gate in gates], axis=-1)
-
-    return jax.tree.map(matrix, params)
-
-
-def promoted_matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
-    """Return x·W in the wider dtype, differentiated by JAX: for forward mode."""
-    dtype = widest(x, W)
-    return x.astype(dtype) @ W.astype(dtype)
 
 
 def apply_to(function: Callable[[Array], Array], x: Float[Array, "T B E"] | Lookup) -> Array:

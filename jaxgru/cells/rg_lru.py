@@ -11,13 +11,13 @@ from jax.nn.initializers import lecun_normal
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxgru.arrays import plus, widest
 from jaxgru.cells.contract import register
 from jaxgru.cells.gated import StateWeights
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.cells.products import matmul
-from jaxgru.cells.promotion import plus, widest
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

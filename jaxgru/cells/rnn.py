@@ -16,7 +16,7 @@ from jaxgru.cells.contract import register
 from jaxgru.cells.gated import Activated, Equations, sizes_of_gates
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

@@ -12,12 +12,12 @@ from jax.nn.initializers import Initializer, variance_scaling, zeros
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxgru.cells.carry import Size
+from jaxgru.arrays import Size
 from jaxgru.cells.contract import register
 from jaxgru.cells.gated import Gated, StateWeights, sizes_of_gates
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 class SLSTMState(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.carry import Tree
+from jaxgru.arrays import Tree
 
 
 class Mask(NamedTuple):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser
 from jaxgru.errors import needs
+from jaxgru.lm import pretrained_names
 from jaxgru.lm.config import config_names
-from jaxgru.lm.pretrained import pretrained_names
 
 
 def completion_script(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser, written
 from jaxgru.errors import UserError
+from jaxgru.lm import Found, find_model
 from jaxgru.lm.formats import NAMES, format_to_write
-from jaxgru.lm.load import Found, find_model
 
 
 def make_parser() -> Parser:

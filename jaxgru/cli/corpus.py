@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxgru.cli.options import Parser, written
-from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, CorpusError, load_corpus
-from jaxgru.lm.files import write_bytes
+from jaxgru.files import write_bytes
+from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, load_corpus
+from jaxgru.lm.data.sources import CorpusError
 
 
 def make_parser() -> Parser:

@@ -20,6 +20,7 @@ from jaxgru.analysis.measures import MEASURES, TEXT_MEASURES, Measurements, Subj
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model, value_of, write_output
 from jaxgru.errors import UserError, needs
+from jaxgru.lm import Params
 from jaxgru.lm.config import Config, DataConfig, load_config, override
 from jaxgru.lm.data.corpus import load_corpus
 from jaxgru.lm.data.dataset import Dataset, load_dataset, reads_newlines
@@ -32,7 +33,6 @@ from jaxgru.lm.data.documents import (
 from jaxgru.lm.data.sources import Corpus
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.lm.evaluation import in_units, score_lines
-from jaxgru.lm.model import Params
 from jaxgru.printing import counted, printable
 
 with needs("train"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxgru.cli.options import Parser
 from jaxgru.errors import HOW_TO_INSTALL_MODELS
+from jaxgru.lm import num_params, pretrained_names, shapes
 from jaxgru.lm.config import about, config_names, load_config
-from jaxgru.lm.model import num_params, shapes
-from jaxgru.lm.pretrained import measured_losses, pretrained_names
+from jaxgru.lm.pretrained import measured_losses
 
 ROW = "{:<13}{:>10}{:>7}{:>7}  {}".format
 

@@ -19,11 +19,10 @@ from typing import Any, NoReturn, TextIO
 import jax
 
 from jaxgru.errors import UserError
+from jaxgru.files import reason, write_bytes
+from jaxgru.lm import Found, find_model, pretrained_names
 from jaxgru.lm.config import SECTIONS, Config, DataConfig, choices, dotted_names, field_types
-from jaxgru.lm.files import reason, write_bytes
 from jaxgru.lm.formats import NAMES
-from jaxgru.lm.load import Found, find_model
-from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.printing import nearest, printable, warn
 
 Formatter: Any = argparse.HelpFormatter

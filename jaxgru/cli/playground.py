@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxgru.cli.options import Parser
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.files import reason
+from jaxgru.files import reason
 from jaxgru.lm.pretrained import FOLDER
 
 PAGE = Path(__file__).parent / "page"

@@ -16,15 +16,13 @@ from jaxtyping import Int
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, trained_model, unescaped, value_of, write_output
 from jaxgru.errors import UserError, check_whole, needs
-from jaxgru.lm import processors
+from jaxgru.lm import Params, processors, stream_text
 from jaxgru.lm.config import load_config
 from jaxgru.lm.data.dataset import load_dataset, reads_newlines
 from jaxgru.lm.data.documents import split_documents
 from jaxgru.lm.data.sources import read_text, with_newlines
-from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.data.tokenizers.base import check_utf_8
-from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts, stream_text
-from jaxgru.lm.model import Params
+from jaxgru.lm.data.tokenizers import Tokenizer, check_utf_8
+from jaxgru.lm.generation import PROMPT, Options, default_prompt, generate_texts
 from jaxgru.lm.processors import Processor
 from jaxgru.printing import shown
 

@@ -6,10 +6,10 @@ import math
 from collections import Counter, defaultdict
 
 from jaxgru.errors import needs
+from jaxgru.lm import flatten, num_params, shapes
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS
-from jaxgru.lm.model import flatten, num_params, shapes
 from jaxgru.lm.runs.initial import load_text
 
 with needs("train"):

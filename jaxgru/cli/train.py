@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxgru import parallel
 from jaxgru.cli.options import Parser, config_overrides
 from jaxgru.cli.summary import as_trained, print_summary
 from jaxgru.errors import check_whole
+from jaxgru.lm import find_model
 from jaxgru.lm.config import Config, config_names, load_config
 from jaxgru.lm.formats import NAMES, format_of
-from jaxgru.lm.load import find_model
 from jaxgru.lm.runs import lifecycle
-from jaxgru.lm.runs.checkpoints import silence_orbax
 from jaxgru.lm.runs.initial import config_from
-from jaxgru.parallel import processes
-from jaxgru.parallel.hardware import keep_freed_memory
+from jaxgru.lm.runs.lifecycle import silence_orbax
+from jaxgru.parallel import keep_freed_memory
 
 
 def make_parser() -> Parser:
@@ -98,7 +98,7 @@ def _add_distributed_options(parser: Parser) -> None:
         "--distributed.timeout",
         type=int,
         metavar="SECONDS",
-        default=processes.JOIN_SECONDS,
+        default=parallel.JOIN_SECONDS,
         help="time to wait for the other processes (default: %(default)s)",
     )
 
@@ -125,7 +125,7 @@ def main() -> None:
     keep_freed_memory()
     silence_orbax()  # until the process ends, because its threads outlive an error
     _join_processes(arguments)
-    with processes.end_if_another_dies():
+    with parallel.end_if_another_dies():
         if arguments.resume:
             lifecycle.resume_run(arguments.resume, overrides)
             return
@@ -167,7 +167,7 @@ def _join_processes(arguments: argparse.Namespace) -> None:
     index = values["distributed.process"]
     names_processes = (coordinator, number, index) != (None, None, None)
     if arguments.distributed or names_processes:
-        processes.join(coordinator, number, index, values["distributed.timeout"])
+        parallel.join(coordinator, number, index, values["distributed.timeout"])
 
 
 def _config(config: str | None, overrides: dict[str, Any]) -> tuple[Config, str]:

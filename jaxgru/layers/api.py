@@ -17,21 +17,19 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Integer, Shaped
 
-from jaxgru.cells.carry import AnyArray, C, Size, Tree
+from jaxgru.arguments import one_array
+from jaxgru.arrays import AnyArray, Size, Tree
+from jaxgru.cells.carry import C
 from jaxgru.cells.contract import AnyCell, Cell
 from jaxgru.cells.products import Lookup, look_up
-from jaxgru.errors import check_flags, check_one_of, check_whole
+from jaxgru.errors import check_flags, check_one_of, check_whole, forward_mode_explained
 from jaxgru.layers import validate
 from jaxgru.layers.direction import Start, run_direction, start_of, zero_carries
 from jaxgru.layers.dropout import Dropouts, checked, in_two_directions
-from jaxgru.layers.implementations import (
-    IMPLEMENTATIONS,
-    Implementation,
-    forward_mode_explained,
-    plus_input,
-)
+from jaxgru.layers.implementations import IMPLEMENTATIONS, Implementation, plus_input
 from jaxgru.layers.sequences import Arguments, Options, Sequences, enter
 from jaxgru.layers.stack import Layers, Stack
+from jaxgru.steps import as_flags, as_lengths
 
 # The overloads tell type checkers what comes back. The carry of one layer is its cell's; the
 # entries of a tuple of carries may differ, so their types are left open.
@@ -214,13 +212,13 @@ def _with_known_values(options: Options, arguments: Arguments) -> Arguments:
     if arguments.dropout is not None:
         arguments = arguments._replace(dropout=checked(arguments.dropout))
     if arguments.reset is not None:
-        reset = validate.as_flags("reset", arguments.reset, shape)
+        reset = as_flags("reset", arguments.reset, shape)
         arguments = arguments._replace(reset=reset)
     if arguments.mask is not None:
-        mask = validate.as_flags("mask", arguments.mask, shape)
+        mask = as_flags("mask", arguments.mask, shape)
         arguments = arguments._replace(mask=mask)
     if arguments.lengths is not None:
-        lengths = validate.as_lengths(arguments.lengths, shape, options.axis(shape))
+        lengths = as_lengths(arguments.lengths, shape, options.axis(shape))
         arguments = arguments._replace(lengths=lengths)
     return arguments
 
@@ -491,7 +489,7 @@ def step(
     if carry is None:
         raise ValueError("carry is None; it must be the last step's, or from initial_carry.")
     validate.check_containers(layers, x, carry)
-    x = validate.one_array("x", x)
+    x = one_array("x", x)
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype} {x.shape}; it must be floating-point, (B, F), or (F,) for one "

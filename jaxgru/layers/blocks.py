@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxgru.cells.carry import Size, Tree
+from jaxgru.arrays import Size, Tree
 
 ROWS_AT_ONCE, FEWEST_BLOCKS = 512, 4  # steps times rows of the batch: see `block_length`
 

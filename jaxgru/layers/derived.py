@@ -18,11 +18,11 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
-from jaxgru.cells.carry import Carry, Size, Tree, hidden
+from jaxgru.arrays import Size, Tree, rounded_inside, vary_alike
+from jaxgru.cells.carry import Carry, hidden
 from jaxgru.cells.contract import AnyCell, Weights
 from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import weight_gradient
-from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.cells.step_masks import NO_MASKS, StepMasks
 from jaxgru.layers.over_time import advance, vectors_in
 

@@ -11,21 +11,21 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, UInt32
 
-from jaxgru.cells.carry import Carry, Size, Tree
+from jaxgru.arrays import Size, Tree, choose_rows, in_dtypes_of, sharded_by_xla
+from jaxgru.cells.carry import Carry
 from jaxgru.cells.contract import AnyCell, starts_at_zero
-from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import Lookup, map_steps
-from jaxgru.cells.promotion import in_dtypes_of
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers import validate
-from jaxgru.layers.dropout import Dropouts, in_rows, seeded
+from jaxgru.layers.dropout import Dropouts, in_rows, seed_dropout
 from jaxgru.layers.implementations import StackOptions, run_stack
 from jaxgru.layers.masks import dropout_masks
 from jaxgru.layers.remat import run_in_segments
 from jaxgru.layers.sequences import Options, Sequences
-from jaxgru.layers.sharding import over_batch_axes, sharded_by_xla
+from jaxgru.layers.sharding import over_batch_axes, steps_of
 from jaxgru.layers.unread import with_unread, without_unread
 from jaxgru.layers.validate import Carries
+from jaxgru.steps import in_reading_order
 
 Resets: TypeAlias = tuple[Carry | None, ...]
 """What a reset sets, with an entry per layer; None: zeros."""
@@ -47,16 +47,18 @@ def start_of(
 ) -> Start:
     """Return where layers start, given what a user passes for the carry and `reset_carry`."""
     batch = sequences.batch
-    rows = sequences.rows
+    inner_batch = sequences.inner_batch
     other = sequences.other_order()
     like = validate.carry_like(stack, math.prod(batch))
     start = None
     if carry is not None:
-        start = validate.as_carry(carry, like, is_single, batch, rows, other)
+        start = validate.as_carry(carry, like, is_single, batch, inner_batch, other)
     if reset_carry is not None:
-        of_reset = validate.as_reset_carry(reset_carry, like, is_single, start, batch, rows, other)
+        of_reset = validate.as_reset_carry(
+            reset_carry, like, is_single, start, batch, inner_batch, other
+        )
         return Start(start or of_reset, of_reset)
-    of_cells = zero_carries(stack, rows)
+    of_cells = zero_carries(stack, inner_batch)
     start = start or of_cells
     if sequences.reset is None:
         return Start(start, (None,) * len(stack))
@@ -89,7 +91,7 @@ def run_direction(
     Returns:
       y; the last carries; and, with `return_carries`, those of every step.
     """
-    rows = sequences.rows
+    inner_batch = sequences.inner_batch
     x = _in_dtype_of(stack, sequences.x)
     if options.remat and is_symbolic_dim(x.shape[0]):
         raise ValueError(f"the number of steps is {x.shape[0]}; remat needs it to be known.")
@@ -106,11 +108,11 @@ def run_direction(
         return _run_rows(options, is_residual, stack, *inputs, start, in_rows(dropout, row))
 
     row = None
-    if len(rows) > 1:
-        row = jnp.arange(math.prod(rows), dtype=jnp.uint32).reshape(rows)
-    axes = tuple(range(1, 1 + len(rows)))
-    run_all = over_batch_axes(run, x, rows)
-    run_all = sharded_by_xla(run_all, x, (0, *axes, None), axes, (0, *axes))
+    if len(inner_batch) > 1:
+        row = jnp.arange(math.prod(inner_batch), dtype=jnp.uint32).reshape(inner_batch)
+    axes = tuple(range(1, 1 + len(inner_batch)))
+    run_all = over_batch_axes(run, x, inner_batch)
+    run_all = sharded_by_xla(run_all, steps_of(x), (0, *axes, None), axes, (0, *axes))
     inputs = x, sequences.reset, sequences.valid, sequences.mask
     return run_all(inputs, start.carry, start.of_reset, row, stack, dropout)
 
@@ -139,7 +141,7 @@ def _run_rows(
     reverse = options.reverse
     if reverse:
         x = map_steps(lambda a: a[::-1], x)
-        reset = None if reset is None else validate.in_reading_order(reset, mask)
+        reset = None if reset is None else in_reading_order(reset, mask)
     no_resets: Resets = (None,) * len(stack)
     of_reset = no_resets if reset is None else start.of_reset
     flags = [StepMasks(reset, of_layer, valid) for of_layer in of_reset]
@@ -149,7 +151,7 @@ def _run_rows(
     of_stack = StackOptions(options.implementation, options.return_carries, is_residual)
     carry = without_unread(stack, flags[0], start.carry)
     if options.remat:
-        seeds = seeded(dropout, stack)
+        seeds = seed_dropout(dropout, stack)
         y, last, each = run_in_segments(of_stack, reverse, stack, x, carry, flags, seeds)
     else:
         of_dropout = dropout_masks(stack, dropout, B, T, reverse)
@@ -163,5 +165,5 @@ def _run_rows(
     if reverse:
         y, each = jax.tree.map(lambda h: h[::-1], (y, each))
     if valid is not None:
-        y = IN_ROWS.choose(valid, y)
+        y = choose_rows(valid, y)
     return y, last, each

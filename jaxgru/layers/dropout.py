@@ -14,9 +14,8 @@ from jax import export
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxgru.cells.carry import AnyArray, Tree
+from jaxgru.arrays import AnyArray, Tree, at_least_float32
 from jaxgru.cells.contract import AnyCell
-from jaxgru.cells.promotion import at_least_float32
 from jaxgru.errors import check_one_of, check_whole
 from jaxgru.printing import shown, type_name
 
@@ -228,8 +227,16 @@ def in_rows(dropout: Dropouts, rows: UInt32[Array, "B"] | None) -> Dropouts:
     ]
 
 
-def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
-    """Return the dropout of the part of a sequence that begins at this step."""
+def dropout_at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
+    """Return the dropout of the part of a sequence that begins at this step.
+
+    Args:
+      dropout: that of the whole sequence, as for `unroll`.
+      step: the number of the part's first step in the sequence; may be traced.
+
+    Raises:
+      ValueError: the dropout is no `Dropout`, or two have the same site.
+    """
     offset = jnp.asarray(step).astype(jnp.uint32)
     return [
         item.replace(first_step=as_place("first_step", item.first_step) + offset)
@@ -237,8 +244,18 @@ def at_step(dropout: Dropouts, step: int | Int[Array, ""]) -> Dropouts:
     ]
 
 
-def seeded(dropout: Dropouts, layers: Sequence[AnyCell]) -> list[Dropout]:
-    """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds."""
+def seed_dropout(dropout: Dropouts, layers: Sequence[AnyCell]) -> list[Dropout]:
+    """Return dropouts that a loop can draw masks from in each of its turns: keys become seeds.
+
+    A key may be used only once, and seeds may be used again. The masks are those of the keys.
+
+    Args:
+      dropout: as for `unroll`.
+      layers: the layers that it is for.
+
+    Raises:
+      ValueError: the dropout is no `Dropout`, or two have the same site.
+    """
     return [_in_32_bits(item).replace(key=seeds_of(item, layers)) for item in each(dropout)]
 
 

@@ -14,8 +14,7 @@ Weights may be bfloat16 beside biases and states of float32: see `cells.products
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -23,11 +22,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.cells.carry import Carry, Tree, hidden
+from jaxgru.arrays import Tree, rounded_inside, vary_alike
+from jaxgru.cells.carry import Carry, hidden
 from jaxgru.cells.contract import AnyCell, AnyRecurrence, Cell, Weights, one_step, sizes
 from jaxgru.cells.layout import IN_ROWS, PLAIN
 from jaxgru.cells.products import Lookup, before_lookup, look_up
-from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.cells.step_masks import NO_MASKS, StepMasks
 from jaxgru.layers import wavefront
 from jaxgru.layers.blocks import block_length, in_blocks
@@ -220,20 +219,6 @@ def repeat_last(number: int, steps: Array) -> Array:
     if number == 0:
         return steps
     return jnp.pad(steps, [(0, number)] + [(0, 0)] * (steps.ndim - 1), mode="edge")
-
-
-@contextmanager
-def forward_mode_explained() -> Generator[None]:
-    """Let JAX's error about forward mode through jaxgru's gradient say what would work."""
-    try:
-        yield
-    except TypeError as error:
-        if not {"forward-mode", "custom_vjp"} <= set(str(error).split()):
-            raise
-        raise TypeError(
-            "forward mode (jvp, jacfwd) cannot pass a layer's own gradient; it needs "
-            'implementation="autodiff".'
-        ) from None
 
 
 def run_stack(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Bool, UInt32
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
+from jaxgru.arrays import AnyArray, Size, Tree
 from jaxgru.cells.contract import AnyCell, sizes
 from jaxgru.cells.step_masks import NO_MASKS, Mask, StepMasks
 from jaxgru.layers.dropout import (

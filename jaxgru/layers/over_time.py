@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgru.cells.carry import C, Carry, Size, Tree, besides_hidden, hidden, with_hidden
+from jaxgru.arrays import Size, Tree
+from jaxgru.cells.carry import C, Carry, besides_hidden, hidden, with_hidden
 from jaxgru.cells.contract import AnyRecurrence, Recurrence, Weights
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS, Layout
 from jaxgru.cells.step_masks import NO_MASKS, StepMasks, before_each, mixed

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.cells.carry import Carry, Tree
+from jaxgru.arrays import Tree, rounded_inside, vary_alike
+from jaxgru.cells.carry import Carry
 from jaxgru.cells.contract import AnyCell
 from jaxgru.cells.products import Lookup
-from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers.blocks import in_blocks, nearest_divisor
-from jaxgru.layers.dropout import Dropouts, at_step
+from jaxgru.layers.dropout import Dropouts, dropout_at_step
 from jaxgru.layers.implementations import StackOptions, run_stack
 from jaxgru.layers.masks import dropout_masks
 
@@ -48,7 +48,7 @@ def run_in_segments(
         layers, table = weights()
         numbers, steps, sliced = of_segment
         first_step = numbers[-1 if reverse else 0]
-        dropout_here = at_step(dropout, first_step)
+        dropout_here = dropout_at_step(dropout, first_step)
         masks = dropout_masks(layers, dropout_here, B, len(numbers), reverse)
         now = [
             masks_of_layer.with_flags_of(flags_of_layer.at(of_steps))
@@ -67,10 +67,18 @@ def run_in_segments(
 def in_segments(
     run: Callable[[Tree, Tree], tuple[Tree, Tree]], carry: Tree, inputs: Tree
 ) -> tuple[Tree, Tree]:
-    """Apply `run`, as `in_blocks`, to segments of √T steps, and keep no more than their carries.
+    """Apply `run` to segments of about √T steps in turn, and keep no more than their carries.
 
     What the gradient needs of a segment is computed anew when its turn comes (Chen et al. 2016,
     arXiv 1604.06174): the memory of 2√T steps instead of T, and one more forward pass.
+
+    Args:
+      run: (carry, steps) → (carry, outputs), for any number of steps.
+      carry: the state before the first step, any pytree.
+      inputs: a pytree of arrays (T, …).
+
+    Returns:
+      The last carry, and the outputs of all steps.
     """
     T = jax.tree.leaves(inputs)[0].shape[0]
     again = jax.checkpoint(run, prevent_cse=False)  # within a scan, nothing is merged

@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxgru.cells.carry import AnyArray, Size, Tree
-from jaxgru.cells.layout import IN_ROWS
+from jaxgru.arrays import AnyArray, Size, Tree, choose_rows, sharded_by_xla, vary_alike
 from jaxgru.cells.products import Lookup, looks_up_first, map_steps
-from jaxgru.cells.promotion import vary_alike
 from jaxgru.layers import validate
 from jaxgru.layers.dropout import Dropouts
 from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.sharding import on_mesh, sharded_by_xla
+from jaxgru.layers.sharding import on_mesh
+from jaxgru.steps import valid_steps
 
 
 class Options(NamedTuple):
@@ -55,7 +54,7 @@ class Sequences(NamedTuple):
       mask: valid, if it was given as `mask`.
       batch: the batch axes that x had.
       axis: where x had its steps, before the batch axes or after them.
-      rows: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
+      inner_batch: what stands for the batch axes inside: one axis B or, on a mesh, all of them.
     """
 
     x: Array | Lookup
@@ -64,7 +63,7 @@ class Sequences(NamedTuple):
     mask: Bool[Array, "T *B"] | None
     batch: tuple[Size, ...]
     axis: int
-    rows: tuple[Size, ...]
+    inner_batch: tuple[Size, ...]
 
     def other_order(self) -> validate.OtherOrder | None:
         """Return what `time_major` would change; None for one step, which `step` has."""
@@ -85,7 +84,7 @@ class Sequences(NamedTuple):
 
     def leave_rows(self, tree: Tree, axis: int) -> Tree:
         """Return what has the axis B, with the batch axes of the input in its place."""
-        if self.rows == self.batch:
+        if self.inner_batch == self.batch:
             return tree
 
         def split(h: Array) -> Array:
@@ -118,25 +117,25 @@ def enter(options: Options, arguments: Arguments) -> Sequences:
         raise ValueError(f"x has the shape {x.shape}; it must have at least one step.")
     valid: Tree = arguments.mask
     if lengths is not None:
-        valid = validate.valid_steps(lengths, shape, axis)
+        valid = valid_steps(lengths, shape, axis)
     reset: Tree = arguments.reset
     if reset is not None and lengths is not None:
         reset = reset & valid
     x = _without_padding(x, valid)
     # To merge axes that are sharded would bring all rows to each device
-    rows = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
+    inner_batch = batch if len(batch) > 1 and on_mesh(x) else (math.prod(batch),)
 
     def time_major(a: Array) -> Array:
         if axis:
             a = jnp.moveaxis(a, axis, 0)
-        return a if rows == batch else a.reshape(T, *rows, *a.shape[len(shape) :])
+        return a if inner_batch == batch else a.reshape(T, *inner_batch, *a.shape[len(shape) :])
 
-    if axis or rows != batch:
+    if axis or inner_batch != batch:
         x = map_steps(time_major, x)
         reset = jax.tree.map(time_major, reset)
         valid = jax.tree.map(time_major, valid)
     mask = None if arguments.mask is None else valid
-    return Sequences(x, reset, valid, mask, batch, axis, rows)
+    return Sequences(x, reset, valid, mask, batch, axis, inner_batch)
 
 
 def _without_padding(x: Tree, valid: Tree) -> Tree:
@@ -145,7 +144,7 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
     `jax_debug_nans` would find it. Of a lookup, these are also rows of the table.
     """
     if valid is not None:
-        x = map_steps(partial(IN_ROWS.choose, valid), x)
+        x = map_steps(partial(choose_rows, valid), x)
     if not isinstance(x, Lookup) or (valid is None and looks_up_first(x)):
         return x
 
@@ -157,4 +156,5 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
         is_read = is_read.at[numbers].max(is_valid, wrap_negative_indices=False)
         return jnp.where(is_read[:, None], table, 0)
 
-    return x._replace(table=sharded_by_xla(without_unread_rows, x, (None, None))(x))
+    read_rows = sharded_by_xla(without_unread_rows, x.ids, (None, None))
+    return x._replace(table=read_rows(x))

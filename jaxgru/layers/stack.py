@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias, overload
 import jax
 from jaxtyping import PRNGKeyArray
 
-from jaxgru.cells.carry import Tree
+from jaxgru.arrays import Tree
 from jaxgru.cells.contract import CELLS, AnyCell, CellName, Init, sizes
-from jaxgru.cells.pytrees import struct
 from jaxgru.errors import check_flags, check_whole
 from jaxgru.printing import shown
+from jaxgru.pytrees import struct
 
 
 @struct

@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxgru.cells.carry import Tree
+from jaxgru.arrays import Tree, choose_rows, in_dtypes_of
 from jaxgru.cells.contract import AnyCell
-from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.promotion import in_dtypes_of
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.layers.validate import Carries
 
@@ -34,7 +32,7 @@ def without_unread(stack: Sequence[AnyCell], masks: StepMasks, carry: Carries) -
     is_read = first_step(masks.valid) < len(masks.valid)
     if masks.reset is not None:
         is_read &= first_step(masks.valid) < first_step(masks.reset)
-    return IN_ROWS.choose(is_read, carry, in_dtypes_of(carry, start))
+    return choose_rows(is_read, carry, in_dtypes_of(carry, start))
 
 
 def with_unread(
@@ -52,11 +50,11 @@ def with_unread(
     T = len(masks.valid)
     begins = masks.valid if masks.reset is None else masks.valid | masks.reset
     first = first_step(begins)
-    last = IN_ROWS.choose(first < T, last, given)
+    last = choose_rows(first < T, last, given)
     if each is not None:
         given_each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (T, *leaf.shape)), given)
         has_begun = jnp.arange(T)[:, None] >= first[None]
-        each = IN_ROWS.choose(has_begun, each, given_each)
+        each = choose_rows(has_begun, each, given_each)
     return last, each
 
 

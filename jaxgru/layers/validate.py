@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
-from jaxgru.cells.carry import AnyArray, Carry, Size, Tree, hidden, named
+from jaxgru.arguments import as_array, as_jax, one_array
+from jaxgru.arrays import AnyArray, Size, Tree, widest
+from jaxgru.cells.carry import Carry, hidden, named
 from jaxgru.cells.contract import AnyCell, Cell, one_step
 from jaxgru.cells.products import Lookup
-from jaxgru.cells.promotion import widest
-from jaxgru.cells.pytrees import described
 from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.printing import type_name
+from jaxgru.pytrees import described
 
 Shapes: TypeAlias = tuple[Any, ...]  # of shapes, in tuples as the arrays are
 Carries: TypeAlias = tuple[Carry, ...]  # an entry per layer
@@ -33,40 +33,6 @@ class OtherOrder(NamedTuple):
 
     batch: tuple[Size, ...]
     time_major: bool
-
-
-def as_array(name: str, value: object) -> AnyArray:
-    """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's."""
-    if isinstance(value, jax.Array):
-        return value
-    try:
-        array = value if type(value) is np.ndarray else jnp.asarray(value)
-        jax.typeof(array)
-    except OverflowError:
-        raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
-    except (TypeError, ValueError):
-        is_array = type(value) is np.ndarray
-        seen = f"{value.dtype} {value.shape}" if is_array else type_name(value)
-        raise ValueError(
-            f"{name} is {seen}; it must be an array of a dtype that JAX supports."
-        ) from None
-    return array
-
-
-def one_array(name: str, value: object) -> AnyArray:
-    """Return `as_array`, but refuse several arrays, which it would stack in silence."""
-    is_container = isinstance(value, list | tuple)
-    if is_container and any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(value)):
-        raise ValueError(
-            f"{name} is a {type_name(value)} of arrays; it must be one array, so join them first, "
-            "with jnp.concatenate or jnp.stack."
-        )
-    return as_array(name, value)
-
-
-def as_jax(name: str, value: object) -> Array:
-    """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
-    return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
 
 
 def as_input(x: object) -> AnyArray | Lookup:
@@ -243,7 +209,7 @@ def as_carry(
     like: tuple[Tree, ...],
     is_single: bool = False,
     batch: Sequence[Size] | None = None,
-    rows: Sequence[Size] | None = None,
+    inner_batch: Sequence[Size] | None = None,
     other: OtherOrder | None = None,
 ) -> Carries:
     """Return the carry in the form of `like`: a tuple with an entry per layer.
@@ -251,7 +217,7 @@ def as_carry(
     Args:
       is_single: the carry is that of a single layer, not in a tuple.
       batch: its batch axes; None: it has one.
-      rows: what they become.
+      inner_batch: what they become.
       other: what a message mentions if the carry fits it.
     """
     leaves, shapes = _leaves("the carry", carry, like, is_single)
@@ -269,9 +235,24 @@ def as_carry(
     carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
     for entry, like_entry in zip(carry, like, strict=True):
         _check_dtypes(entry, like_entry)
-    if rows is None or batch == rows:
+    if inner_batch is None or batch == inner_batch:
         return carry
-    return jax.tree.map(lambda leaf: leaf.reshape(*rows, *leaf.shape[len(batch) :]), carry)
+    return jax.tree.map(lambda leaf: leaf.reshape(*inner_batch, *leaf.shape[len(batch) :]), carry)
+
+
+def check_carry(layers: Layers, carry: Tree, batch_size: Size) -> Tree:
+    """Return a carry as `unroll` takes it, after checking it: for what runs later or in a loop.
+
+    Args:
+      carry: as for `unroll`; its entries are (B, …). An entry with named parts may be a dict.
+      batch_size: B.
+
+    Raises:
+      ValueError: the carry does not fit the layers and the batch.
+    """
+    stack, is_single, _ = as_stack(layers)
+    carries = as_carry(carry, carry_like(stack, batch_size), is_single)
+    return carries[0] if is_single else carries
 
 
 def _check_dtypes(entry: Tree, like: Tree) -> None:
@@ -296,13 +277,13 @@ def as_reset_carry(
     is_single: bool,
     carry: Carries | None,
     batch: tuple[Size, ...],
-    rows: tuple[Size, ...],
+    inner_batch: tuple[Size, ...],
     other: OtherOrder | None = None,
 ) -> Carries:
-    """Return `reset_carry` in the form of `like`, with the axes `rows`.
+    """Return `reset_carry` in the form of `like`, with the axes `inner_batch`.
 
     Args:
-      is_single: as for `as_carry`; likewise `batch`, `rows` and `other`.
+      is_single: as for `as_carry`; likewise `batch`, `inner_batch` and `other`.
       carry: `reset_carry` is converted to its dtypes; None: to those of `like`.
     """
     leaves, shapes = _leaves("reset_carry", reset_carry, like, is_single)
@@ -324,7 +305,7 @@ def as_reset_carry(
         elif not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"reset_carry is {dtype}; it must be floating-point.")
         wide = jnp.asarray(leaf, jnp.result_type(carried))
-        shape = (*rows, *carried.shape[1:]) if carry is None else carried.shape
+        shape = (*inner_batch, *carried.shape[1:]) if carry is None else carried.shape
         return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)
 
     reset_carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -358,83 +339,3 @@ def _order_remedy(seen: Shapes, like: tuple[Tree, ...], other: OtherOrder | None
 def _as_tuples(tree: Tree) -> Tree:
     """Return nested lists and named tuples as tuples."""
     return tuple(map(_as_tuples, tree)) if isinstance(tree, list | tuple) else tree
-
-
-def as_flags(name: str, flags: object, shape: tuple[Size, ...]) -> AnyArray:
-    """Return flags as bool. They may be numbers that are 0 or 1, if their values are known."""
-    array = as_array(name, flags)
-    if array.dtype == bool and array.shape == shape:
-        return array
-    if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.number):
-        is_in_another_order = array.shape in (shape[1:] + shape[:1], shape[-1:] + shape[:-1])
-        remedy = ", with its axes in the order of x's" if is_in_another_order else ""
-        raise ValueError(
-            f"{name} is {array.dtype} {array.shape}; it must be bool {shape}"
-            f"{'' if array.shape == shape else remedy}."
-        )
-    if not is_known(array):
-        raise ValueError(
-            f"{name} is {array.dtype}, and its values are not known here; pass "
-            f"{name}.astype(bool) if each of them is 0 or 1."
-        )
-    values = np.asarray(array)
-    if (other := values[(values != 0) & (values != 1)]).size:
-        raise ValueError(
-            f"{name} contains {other[0]}; it must be bool, or numbers that are 0 or 1."
-        )
-    return values.astype(bool)
-
-
-def is_known(array: AnyArray) -> bool:
-    """Return whether the values can be read here: not traced, and all on this process's devices."""
-    return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
-
-
-def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
-    """Return the number of steps of each row as an array; for the rest, see `valid_steps`."""
-    array = as_array("lengths", lengths)
-    T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
-    if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
-        fits_other = T != 1 and array.shape == (shape[1:] if axis else shape[:-1]) != batch
-        remedy = f"; with time_major={axis > 0} it would fit" if fits_other else ""
-        raise ValueError(
-            f"lengths is {array.dtype} {array.shape}; it must be integers, one per row: {batch}"
-            f"{remedy}."
-        )
-    if is_known(array):
-        values = np.asarray(array)
-        if values.size and not 0 <= values.min() <= values.max() <= T:
-            raise ValueError(
-                f"lengths range from {values.min()} to {values.max()}; they must be in 0 … T = {T}."
-            )
-    return array
-
-
-def valid_steps(lengths: object, shape: tuple[Size, ...], axis: int) -> Bool[Array, "..."]:
-    """Return True where a step is not padding.
-
-    Args:
-      shape: of the result: (B, T), (T, B), or (T,) for one sequence.
-      axis: that of T.
-    """
-    array, T = as_lengths(lengths, shape, axis), shape[axis]
-    steps = jnp.arange(T, dtype=widest(jnp.int32, array))
-    ends = jnp.expand_dims(jnp.asarray(array, steps.dtype), axis)
-    return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < ends
-
-
-def in_reading_order(
-    reset: Bool[AnyArray, "T *B"], mask: Bool[AnyArray, "T *B"] | None = None
-) -> Bool[Array, "T *B"]:
-    """Return the steps before which a layer that reads backward resets its carry.
-
-    These are the steps after which, in time, the next valid step belongs to a later episode; after
-    the last one, it is in the next part of the sequence. An episode begins where `reset` is True,
-    even if `mask` says that this step is padding.
-    """
-    if mask is None:
-        return jnp.pad(reset[1:], [(0, 1)] + [(0, 0)] * (reset.ndim - 1))
-    episode = jnp.cumsum(reset, 0, jnp.int32)
-    read = jax.lax.cummin(jnp.where(mask, episode, episode[-1]), reverse=True)
-    read = jnp.concatenate([read[1:], episode[-1:]])
-    return (read != episode) & mask

@@ -27,11 +27,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxgru.cells.carry import Carry, Tree, hidden
+from jaxgru.arrays import Tree, choose_rows, rounded_inside, vary_alike
+from jaxgru.cells.carry import Carry, hidden
 from jaxgru.cells.contract import AnyCell, AnyRecurrence, Weights
-from jaxgru.cells.layout import IN_ROWS
 from jaxgru.cells.products import Lookup, apply_to
-from jaxgru.cells.promotion import rounded_inside, vary_alike
 from jaxgru.cells.step_masks import Mask, StepMasks
 from jaxgru.layers.over_time import over_time
 
@@ -101,7 +100,7 @@ def unroll_stack(
         a = jnp.concatenate([a_of_first[None], a_of_upper])
         h, new_carry = jax.vmap(run_layer)(U, carry, a, state_keep)
         is_busy = (jnp.arange(L) <= number) & (number < jnp.arange(L) + C)
-        carry = IN_ROWS.choose(is_busy, new_carry, carry)
+        carry = choose_rows(is_busy, new_carry, carry)
         below = Mask(output_keep, output_masks[0].scale)(h[:-1])
         return (carry, below), h[-1]
 

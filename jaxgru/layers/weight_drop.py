@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxgru.cells.carry import Tree
+from jaxgru.arrays import Tree, at_least_float32
 from jaxgru.cells.contract import AnyCell, Cell
-from jaxgru.cells.promotion import at_least_float32
 from jaxgru.layers.dropout import Rate, threshold_and_scale
 from jaxgru.printing import type_name
 

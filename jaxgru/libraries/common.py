@@ -15,18 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.scipy.linalg import block_diag
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgru.cells import AnyCell, GRUCell, LSTMState
-from jaxgru.cells.carry import AnyArray
-from jaxgru.cells.gru import AnyGRU
-from jaxgru.cells.products import dense, round_weights
-from jaxgru.cells.pytrees import options_of
-from jaxgru.layers import api
-from jaxgru.layers.validate import as_array, is_pair, one_array
-from jaxgru.libraries import LibraryError, check_shapes
+from jaxgru.arguments import as_array, check_shapes, one_array
+from jaxgru.arrays import AnyArray
+from jaxgru.cells import AnyCell, GRUCell, LSTMState, ResetBeforeGRUCell, round_weights
+from jaxgru.errors import LibraryError
+from jaxgru.layers import bidirectional, unroll
+from jaxgru.layers import initial_carry as carry_of_layers
+from jaxgru.layers import step as step_of_layers
+from jaxgru.layers.validate import is_pair
 from jaxgru.printing import shown, type_name
+from jaxgru.pytrees import options_of
 
 T = TypeVar("T")
 
@@ -166,7 +168,7 @@ def layer_from_weights(
     if c is not None:
         c = in_our_order(c)
 
-    if issubclass(cls, AnyGRU):
+    if issubclass(cls, GRUCell | ResetBeforeGRUCell):
         H = len(U)
         if c is None:
             c_n = jnp.zeros(H, U.dtype)
@@ -196,6 +198,18 @@ def reorder_gates(weights: AnyArray, order: str, wanted: str, old_z: bool = Fals
     if old_z and "z" in gates:
         gates["z"] = -gates["z"]
     return jnp.array(numpy.concatenate([gates.get(gate, zeros) for gate in wanted], axis=-1))
+
+
+def dense(params: T) -> T:
+    """Return the layer with block-diagonal matrices (H, H), one per gate, in place of blocks."""
+
+    def matrix(U: Array) -> Array:
+        if U.ndim < 3:
+            return U
+        gates = jnp.split(U, U.shape[2] // U.shape[1], axis=-1)
+        return jnp.concatenate([block_diag(*gate) for gate in gates], axis=-1)
+
+    return jax.tree.map(matrix, params)
 
 
 class Weights(NamedTuple):
@@ -228,7 +242,7 @@ def weights_in_order(layer: AnyCell, order: str, old_z: bool = True) -> Weights:
 def _second_biases(p: Any) -> Array:
     """Return c (G·H), which is zeros where a layer has none."""
     zeros = jnp.zeros_like(p.b)
-    if not isinstance(p, AnyGRU):
+    if not isinstance(p, GRUCell | ResetBeforeGRUCell):
         return zeros
     zeros_zr, zeros_n = jnp.split(zeros, [len(zeros) // 3 * 2])
     c = zeros_zr if p.c is None else p.c
@@ -285,13 +299,13 @@ def call(module: Any, /, x: Float[AnyArray, "*B T F"], carry: Any = None, **opti
     """
     layers = _layers_of(module)
     if is_pair(layers):
-        return api.bidirectional(layers[0], layers[1], x, carry, **options)
-    return api.unroll(layers, x, carry, **options)
+        return bidirectional(layers[0], layers[1], x, carry, **options)
+    return unroll(layers, x, carry, **options)
 
 
 def step(module: Any, /, x: Float[AnyArray, "*B F"], carry: Any, **options: Any) -> Any:
     """Compute `jaxgru.step` with these arguments, without dropout."""
-    return api.step(_layers_of(module), x, carry, **options)
+    return step_of_layers(_layers_of(module), x, carry, **options)
 
 
 def _layers_of(module: Any) -> Any:
@@ -305,8 +319,8 @@ def _layers_of(module: Any) -> Any:
 def initial_carry(layers: Any, batch_size: Any) -> Any:
     """Return the carry of what a `Layer` holds; for a pair of lists, a pair."""
     if is_pair(layers):
-        return tuple(api.initial_carry(part, batch_size) for part in layers)
-    return api.initial_carry(layers, batch_size)
+        return tuple(carry_of_layers(part, batch_size) for part in layers)
+    return carry_of_layers(layers, batch_size)
 
 
 def run_cell(
@@ -323,7 +337,7 @@ def run_cell(
 
     layer = jax.tree.map(converted, layer)
     state = jax.tree.map(lambda leaf: leaf.astype(state_dtype), state)
-    return api.unroll(layer, x, state, **options)
+    return unroll(layer, x, state, **options)
 
 
 # --- Checks

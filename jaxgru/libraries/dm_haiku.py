@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxgru.arguments import check_shapes
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import AnyCell, LSTMCell, LSTMState, ResetBeforeGRUCell
-from jaxgru.cells.carry import AnyArray
-from jaxgru.layers.implementations import Implementation
-from jaxgru.libraries import check_shapes, common
+from jaxgru.layers import Implementation
+from jaxgru.libraries import common
 from jaxgru.libraries.common import Storage, UnknownCell
 
 GRU = Storage(ResetBeforeGRUCell, "zrn", ["w_i"], ["w_h"], ["b"], old_z=False)

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import AnyCell, GRUCell, LSTMCell, sizes
-from jaxgru.cells.carry import AnyArray, hidden
-from jaxgru.layers.implementations import Implementation
-from jaxgru.libraries import LibraryError, common
+from jaxgru.arrays import AnyArray
+from jaxgru.cells import AnyCell, GRUCell, LSTMCell, hidden, sizes
+from jaxgru.errors import LibraryError
+from jaxgru.layers import Implementation
+from jaxgru.libraries import common
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name
 

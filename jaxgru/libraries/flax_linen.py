@@ -20,11 +20,12 @@ from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Integer, Shaped
 
+from jaxgru.arguments import as_array
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell
-from jaxgru.cells.carry import AnyArray
-from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.validate import as_array
-from jaxgru.libraries import LibraryError, common, flax_rnn
+from jaxgru.errors import LibraryError
+from jaxgru.layers import Implementation
+from jaxgru.libraries import common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import counted, type_name
 

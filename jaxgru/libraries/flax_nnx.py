@@ -20,13 +20,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Shaped
 
-from jaxgru.cells import AnyCell, GRUCell, LSTMCell, RNNCell, sizes
-from jaxgru.cells.carry import AnyArray
-from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.layers.dropout import Dropouts, each
-from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.stack import ResidualStack
-from jaxgru.libraries import LibraryError, common, flax_rnn
+from jaxgru.arrays import AnyArray
+from jaxgru.cells import ACTIVATIONS, AnyCell, GRUCell, LSTMCell, RNNCell, sizes
+from jaxgru.errors import LibraryError
+from jaxgru.layers import Dropouts, Implementation, ResidualStack
+from jaxgru.layers.dropout import each
+from jaxgru.libraries import common, flax_rnn
 from jaxgru.libraries.common import Storage, UnknownCell
 from jaxgru.printing import type_name
 

@@ -19,14 +19,16 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer, Shaped
 
+from jaxgru.arguments import check_shapes
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import AnyCell, LSTMCell, LSTMState, sizes
-from jaxgru.cells.carry import AnyArray
-from jaxgru.cells.pytrees import for_every_struct, options_of
-from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.validate import as_flags, in_reading_order, valid_steps
-from jaxgru.libraries import LibraryError, check_shapes, common
+from jaxgru.errors import LibraryError
+from jaxgru.layers import Implementation
+from jaxgru.libraries import common
 from jaxgru.libraries.common import Storage
 from jaxgru.printing import shown
+from jaxgru.pytrees import for_every_struct, options_of
+from jaxgru.steps import as_flags, in_reading_order, valid_steps
 
 
 def _from_state_dict(layer: Any, state: dict[str, Any]) -> Any:

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxgru.arguments import check_shapes
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import GRUCell, LSTMCell, ResetBeforeGRUCell, RNNCell, sizes
-from jaxgru.cells.carry import AnyArray
+from jaxgru.errors import LibraryError
 from jaxgru.layers.validate import check_stack
-from jaxgru.libraries import LibraryError, check_shapes, common
+from jaxgru.libraries import common
 
 try:
     import keras

@@ -26,19 +26,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgru.cells import AnyCell, Cell, MLPCell, hidden, sizes
-from jaxgru.cells.contract import starts_at_zero
+from jaxgru.cells import AnyCell, Cell, MLPCell, StepMasks, hidden, sizes, starts_at_zero
 from jaxgru.cells.layout import PLAIN
-from jaxgru.cells.pytrees import options_of
-from jaxgru.cells.step_masks import StepMasks
-from jaxgru.errors import check_one_of, needs
+from jaxgru.errors import LibraryError, check_one_of, needs
+from jaxgru.layers import Layers, ResidualStack
 from jaxgru.layers.over_time import advance
-from jaxgru.layers.stack import Layers, ResidualStack
 from jaxgru.layers.validate import as_reset_carry, carry_like, check_stack
-from jaxgru.libraries import LibraryError, common, onnx_nodes
+from jaxgru.libraries import common, onnx_nodes
 from jaxgru.libraries.onnx_graph import B, Graph, T, Value, constant
 from jaxgru.libraries.onnx_nodes import OPERATORS, ORDER, RecurrentNode, from_onnx
 from jaxgru.printing import type_name
+from jaxgru.pytrees import options_of
 
 with needs("onnx"):
     import onnx

@@ -24,9 +24,9 @@ from jax.export import is_symbolic_dim, symbolic_shape
 from jax.extend.core import Literal
 from jax.typing import DTypeLike
 
-from jaxgru.cells.carry import Size
-from jaxgru.errors import needs
-from jaxgru.libraries import LibraryError, common
+from jaxgru.arrays import Size
+from jaxgru.errors import LibraryError, needs
+from jaxgru.libraries import common
 
 with needs("onnx"):
     import onnx

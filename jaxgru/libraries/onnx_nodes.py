@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgru import cells
-from jaxgru.cells.gated import ACTIVATIONS
-from jaxgru.errors import UserError, needs
-from jaxgru.libraries import LibraryError, check_shapes, common
+from jaxgru.arguments import check_shapes
+from jaxgru.cells import ACTIVATIONS
+from jaxgru.errors import LibraryError, UserError, needs
+from jaxgru.libraries import common
 from jaxgru.printing import shown
 
 with needs("onnx"):

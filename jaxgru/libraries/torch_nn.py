@@ -20,10 +20,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgru.arguments import as_array, check_shapes
 from jaxgru.cells import GRUCell, LSTMCell, ProjectedLSTMCell, RNNCell, sizes
-from jaxgru.layers.stack import Layers
-from jaxgru.layers.validate import as_array
-from jaxgru.libraries import LibraryError, check_shapes, common, import_torch
+from jaxgru.errors import LibraryError, import_torch
+from jaxgru.layers import Layers
+from jaxgru.libraries import common
 from jaxgru.printing import shown, type_name
 
 KINDS: dict[str, type] = {"gru": GRUCell, "lstm": LSTMCell, "rnn": RNNCell}

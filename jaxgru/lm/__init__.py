@@ -12,19 +12,36 @@ from jaxgru.lm.beam_search import beam_search
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.evaluation import Scores, score, score_lines
 from jaxgru.lm.generation import stream_text
-from jaxgru.lm.load import load, save
-from jaxgru.lm.model import Params, apply, init, initial_carry, num_params, step
+from jaxgru.lm.load import Found, find_model, load, save
+from jaxgru.lm.model import (
+    HeadParams,
+    LayerNormParams,
+    Params,
+    apply,
+    flatten,
+    init,
+    initial_carry,
+    num_params,
+    shapes,
+    step,
+    token_nll,
+)
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.lm.sampling import generate
 
 __all__ = [
     "Config",
+    "Found",
+    "HeadParams",
+    "LayerNormParams",
     "ModelConfig",
     "Params",
     "Scores",
     "apply",
     "beam_search",
     "config_names",
+    "find_model",
+    "flatten",
     "generate",
     "init",
     "initial_carry",
@@ -35,6 +52,8 @@ __all__ = [
     "save",
     "score",
     "score_lines",
+    "shapes",
     "step",
     "stream_text",
+    "token_nll",
 ]

@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxgru.cells.carry import AnyArray, Tree
-from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.promotion import at_least_float32
+from jaxgru.arrays import AnyArray, Tree, at_least_float32, choose_rows
 from jaxgru.errors import check_whole
-from jaxgru.layers.validate import as_carry, carry_like
+from jaxgru.layers import check_carry
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, stepper
 from jaxgru.lm.sampling import as_prompt, as_stop
 
@@ -58,7 +56,7 @@ def beam_search(
     num_tokens = check_whole("num_tokens", num_tokens)
     num_beams = check_whole("num_beams", num_beams)
     if carry is not None:
-        carry = as_carry(carry, carry_like(params.layers, prompt.shape[0]))
+        carry = check_carry(params.layers, carry, prompt.shape[0])
     if stop is not None:
         stop = as_stop(stop, vocab_size)
     return _search(num_tokens, num_beams, params, prompt, carry, stop)
@@ -129,7 +127,7 @@ def _next_beams(
     logp = jax.nn.log_softmax(at_least_float32(logits))
     if stop is not None:
         logp = _repeat_when_stopped(beams, logp)
-        carry = IN_ROWS.choose(beams.stopped, beams.carry, carry)
+        carry = choose_rows(beams.stopped, beams.carry, carry)
     totals = beams.score[:, :, None] + logp.reshape(B, K, V)
     score, best = jax.lax.top_k(totals.reshape(B, K * V), K)
     parent, token = jnp.divmod(best, V)

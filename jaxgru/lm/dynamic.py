@@ -22,10 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.carry import AnyArray
-from jaxgru.cells.promotion import at_least_float32, in_dtypes_of
+from jaxgru.arguments import check_number
+from jaxgru.arrays import AnyArray, at_least_float32, in_dtypes_of
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.arguments import check_number
 from jaxgru.lm.data.batching import as_text, windows
 from jaxgru.lm.model import (
     ModelCarry,

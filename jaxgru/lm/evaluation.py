@@ -21,14 +21,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.arguments import as_sequence, check_string
+from jaxgru.arrays import AnyArray
 from jaxgru.errors import UserError, check_whole
-from jaxgru.lm.arguments import as_sequence, check_string
 from jaxgru.lm.data.batching import as_text, document_starts, power_of_two, windows
 from jaxgru.lm.data.documents import encode_text, separator_token_of
 from jaxgru.lm.data.tokenizers import Chunk, Tokenizer, TokenizerError, Tokens
 from jaxgru.lm.model import ModelCarry, Params, apply, initial_carry, on_device, token_nll
-from jaxgru.parallel.sharding import ROWS, one_copy, shard
+from jaxgru.parallel import ROWS, one_copy, shard
 
 TOKENS_AT_ONCE = 8192  # in one batch or one piece of a stream: bounds the memory of the logits
 LINES_AT_ONCE = 4096  # lines that are read and sorted by length before any is computed

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxgru.arguments import check_string
 from jaxgru.errors import UserError, check_flags, check_whole
-from jaxgru.lm.arguments import check_string
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.documents import documents_of, separator_character, separator_token_of
 from jaxgru.lm.data.tokenizers import SPACE, Tokenizer, TokenizerError
@@ -31,7 +31,16 @@ from jaxgru.lm.samplers import (
 from jaxgru.lm.sampling import as_processors, check_sampling
 from jaxgru.printing import counted, shown
 
-PROMPT = "ROMEO: "  # for models of Tiny Shakespeare, where the user gives none
+__all__ = [
+    "Options",
+    "PROMPT",
+    "TextStream",
+    "default_prompt",
+    "generate_texts",
+]
+
+PROMPT = "ROMEO: "
+"""The prompt for models of Tiny Shakespeare, where the user gives none."""
 PROMPTS_AT_ONCE = 64
 
 Item = TypeVar("Item")

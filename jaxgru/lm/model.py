@@ -17,24 +17,26 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray, Shaped
 
 from jaxgru import cells
-from jaxgru.cells import CELLS, AnyCell, Carry, Lookup, hidden, sizes
-from jaxgru.cells.carry import AnyArray, Size
-from jaxgru.cells.layer_norm import layer_norm as layer_norm_without_shift
-from jaxgru.cells.products import embed, matmul, promoted_matmul, round_weights
-from jaxgru.cells.promotion import at_least_float32, plus, widest
-from jaxgru.cells.pytrees import struct
-from jaxgru.errors import UserError
-from jaxgru.layers.api import initial_carry as carry_of_layers
-from jaxgru.layers.api import step as step_of_layers
-from jaxgru.layers.api import unroll
-from jaxgru.layers.dropout import Dropouts
-from jaxgru.layers.implementations import Implementation, forward_mode_explained
-from jaxgru.layers.sharding import sharded_by_xla
-from jaxgru.layers.stack import init_stack
-from jaxgru.layers.validate import as_flags, as_jax
-from jaxgru.lm.arguments import as_tokens
+from jaxgru.arguments import as_jax, as_tokens
+from jaxgru.arrays import (
+    AnyArray,
+    Size,
+    at_least_float32,
+    plus,
+    promoted_matmul,
+    sharded_by_xla,
+    widest,
+)
+from jaxgru.cells import CELLS, AnyCell, Carry, Lookup, embed, hidden, matmul, round_weights, sizes
+from jaxgru.cells import layer_norm as layer_norm_without_shift
+from jaxgru.errors import UserError, forward_mode_explained
+from jaxgru.layers import Dropouts, Implementation, init_stack, unroll
+from jaxgru.layers import initial_carry as carry_of_layers
+from jaxgru.layers import step as step_of_layers
 from jaxgru.lm.config import ModelConfig
 from jaxgru.printing import type_name
+from jaxgru.pytrees import struct
+from jaxgru.steps import as_flags
 
 SMALL_VOCABULARY = 256  # up to this size, `stepper` computes embedding·W of its first layer once
 

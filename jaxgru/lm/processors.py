@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgru.lm.arguments import as_tokens, check_number, check_tokens
+from jaxgru.arguments import as_tokens, check_number, check_tokens
 
 MOST = 1e6
 """The largest penalty. With all counts and temperatures, the logits stay finite in float32."""

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from jaxgru.arrays import AnyArray
 from jaxgru.cells import Lookup
-from jaxgru.cells.carry import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.layers.api import unroll
+from jaxgru.layers import unroll
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, step
 from jaxgru.lm.processors import Processor

@@ -16,18 +16,18 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray, Real
 
-from jaxgru.cells.carry import AnyArray, Tree
-from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.products import embed
-from jaxgru.cells.promotion import at_least_float32
+from jaxgru.arguments import as_array, as_sequence, as_tokens, check_number, check_tokens, is_known
+from jaxgru.arrays import AnyArray, Tree, at_least_float32, choose_rows
+from jaxgru.cells import embed
 from jaxgru.errors import UserError, check_flags, check_whole
-from jaxgru.layers.api import unroll
-from jaxgru.layers.validate import as_array, as_carry, carry_like, is_known, valid_steps
-from jaxgru.lm.arguments import as_sequence, as_tokens, check_number, check_tokens
+from jaxgru.layers import check_carry, unroll
 from jaxgru.lm.data.batching import power_of_two
 from jaxgru.lm.model import ModelCarry, Params, initial_carry, on_device, stepper, token_nll
 from jaxgru.lm.processors import Processor
 from jaxgru.printing import shown
+from jaxgru.steps import valid_steps
+
+__all__ = ["check_sampling", "draw", "filter_logits"]
 
 Scalar: TypeAlias = float | Real[Array, ""]
 
@@ -148,7 +148,7 @@ def generate(
             f"key is {key.dtype} {key.shape}; it must be one key, or one per row, ({B},)."
         )
     if carry is not None:
-        carry = as_carry(carry, carry_like(params.layers, B))
+        carry = check_carry(params.layers, carry, B)
     if lengths is not None:
         lengths = _as_integers("lengths", lengths, (B,), 1, P)
     stop_tokens = None
@@ -387,7 +387,7 @@ def _next_token(
     stopped = state.stopped
     if inputs.stop is not None:
         # A row that has stopped keeps its stop token, and the state before it.
-        carry = IN_ROWS.choose(stopped, state.carry, carry)
+        carry = choose_rows(stopped, state.carry, carry)
         token = jnp.where(stopped, state.token, token)
         if logprob is not None:
             logprob = jnp.where(stopped, 0, logprob)

@@ -23,7 +23,8 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxgru.errors import UserError
 from jaxgru.printing import warn
 
-JOIN_SECONDS = 120  # how long a process waits for the others to connect
+JOIN_SECONDS = 120
+"""How long a process waits for the others to connect."""
 HEARTBEAT_SECONDS = 45  # a process that is silent for this long counts as dead
 BLOCK_BYTES = 2**12  # a message is padded to whole blocks: a program is compiled per size
 BROKEN_COLLECTIVE = r"(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): "

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jaxgru.errors import UserError
 from jaxgru.printing import counted
 
-ROWS = "data"  # the mesh axis of a batch's rows, and of sharded parameters
+ROWS = "data"
+"""The mesh axis of a batch's rows, and of sharded parameters."""
 
 
 def data_mesh(batch_size: int) -> Mesh:

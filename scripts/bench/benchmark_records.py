@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from jaxgru.lm.files import write_text
-from jaxgru.lm.records import Count, Number, Record
+from jaxgru.files import write_text
+from jaxgru.records import Count, Number, Record
 from pages.measurements import dumps, load_or
 
 Positive = Annotated[float, Meta(gt=0, le=1e18)]

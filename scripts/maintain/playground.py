@@ -20,9 +20,9 @@ from jaxgru import unroll
 from jaxgru.analysis.ngrams import NGram, count_ngrams
 from jaxgru.cli.options import Parser, run_script
 from jaxgru.errors import UserError
+from jaxgru.files import write_text
 from jaxgru.lm import load
 from jaxgru.lm.data.dataset import Dataset, load_dataset
-from jaxgru.lm.files import write_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.folders import current_commit
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from jaxgru.analysis.measures import Subject
 from jaxgru.cli.options import Parser, run_script
+from jaxgru.files import write_text
 from jaxgru.lm import load, num_params
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.dataset import Dataset, load_dataset
 from jaxgru.lm.evaluation import in_units
-from jaxgru.lm.files import write_text
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.pretrained import FOLDER, LARGE_MODELS, measured_losses
 from jaxgru.lm.runs.folders import RunError, find_run, load_info

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxgru.lm.files import write_text
+from jaxgru.files import write_text
 
 INK = "#1f2328"
 GREY = "#59636e"

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from nbformat import v4
 
-from jaxgru.lm.files import write_text
+from jaxgru.files import write_text
 from pages.markdown import DOCS, ROOT
 
 PAGES = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem != "index"]

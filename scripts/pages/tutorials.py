@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from jaxgru.lm.files import write_text
+from jaxgru.files import write_text
 from pages.figures import for_both_schemes, style
 from pages.markdown import DOCS, ROOT, fill_outputs
 

@@ -15,8 +15,8 @@ from jaxgru.analysis.measures import MeanLoss, Measurements, Reset, Text
 from jaxgru.errors import UserError
 from jaxgru.lm.config import config_dir
 from jaxgru.lm.evaluation import in_units
-from jaxgru.lm.records import Count, Number, Record, Whole
 from jaxgru.lm.training import Epoch
+from jaxgru.records import Count, Number, Record, Whole
 from pages.models import kind
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxgru.cells.contract import Cell
 from jaxgru.cells.initial_weights import initializers
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

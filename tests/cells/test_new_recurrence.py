@@ -16,10 +16,10 @@ from minimal_gated_unit import init_mgu
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells.contract import Cell
-from jaxgru.cells.pytrees import struct
 from jaxgru.lm.config import load_config
 from jaxgru.lm.evaluation import window_loss
 from jaxgru.lm.runs.lifecycle import resume_run, start_run
+from jaxgru.pytrees import struct
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from random_models import same_bits
 
 import jaxgru
 import jaxgru.libraries.flax_rnn  # for Flax's serialization
-from jaxgru.cells.pytrees import struct
+from jaxgru.pytrees import struct
 
 
 @struct

@@ -18,8 +18,8 @@ from random_models import by_gate
 import jaxgru
 from jaxgru import cells
 from jaxgru.cells.layout import IN_COLUMNS, IN_ROWS
-from jaxgru.cells.products import dense
 from jaxgru.libraries import LibraryError
+from jaxgru.libraries.common import dense
 from jaxgru.libraries.flax_linen import to_linen
 from jaxgru.libraries.flax_nnx import from_nnx, to_nnx
 from jaxgru.libraries.torch_nn import from_torch, to_torch

@@ -30,6 +30,7 @@ import jaxgru
 from jaxgru.analysis import measures
 from jaxgru.analysis.ngrams import count_ngrams
 from jaxgru.cli.evaluate import write_table
+from jaxgru.files import write_checksums
 from jaxgru.lm import processors
 from jaxgru.lm.config import Config, DataConfig, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import (
@@ -41,7 +42,6 @@ from jaxgru.lm.data.tokenizers import (
     load_tokenizer,
 )
 from jaxgru.lm.evaluation import stream_nll
-from jaxgru.lm.files import write_checksums
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.generation import Options, generate_texts
 from jaxgru.lm.load import find_model

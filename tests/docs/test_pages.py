@@ -169,16 +169,12 @@ def test_the_example_in_a_docstring_runs(function):
 
 
 class TestTheSite:
-    def test_the_reference_has_every_public_name(self):
-        reference = "".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
+    def test_the_overview_has_every_name_of_both_doors(self):
         overview = (DOCS / "api" / "index.md").read_text()
         layer = set(jaxgru.__all__) - {"cells", "libraries", "lm"}  # pages of their own
         for door, names in (("jaxgru", layer), ("jaxgru.lm", {*jaxgru.lm.__all__})):
             name = rf"{re.escape(door)}\.(\w+)"
             assert set(re.findall(rf"\]\[{name}\]", overview)) == names
-            documented = set(re.findall(rf"^::: {name}$", reference, re.MULTILINE))
-            on_its_page = {"Scores", "score", "score_lines"} if door == "jaxgru.lm" else set()
-            assert names - documented == on_its_page
 
     def test_every_page_is_in_the_navigation(self):
         navigation = (

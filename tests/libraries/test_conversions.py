@@ -22,7 +22,7 @@ from flax import nnx
 from random_models import same_bits
 
 import jaxgru
-from jaxgru.cells import pytrees
+from jaxgru import pytrees
 from jaxgru.libraries import (
     LibraryError,
     common,

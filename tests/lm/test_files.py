@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxgru.lm.files import hashes, locked, write_bytes, write_text
+from jaxgru.files import hashes, locked, write_bytes, write_text
 
 
 def test_bytes_and_text_arrive_as_they_are(tmp_path):

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from safetensors.numpy import save
 
 from jaxgru import unroll
+from jaxgru.files import write_bytes
 from jaxgru.lm import apply, generate
 from jaxgru.lm.evaluation import stream_nll, window_nll
-from jaxgru.lm.files import write_bytes
 from jaxgru.lm.formats.safetensors import load_safetensors
 from jaxgru.lm.model import Params, token_nll
 from jaxgru.lm.sampling import filter_logits

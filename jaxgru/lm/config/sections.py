@@ -12,12 +12,9 @@ from typing import Any, Literal, cast
 
 import jax
 
-from jaxgru.cells import CELLS, AnyCell, sizes
-from jaxgru.cells.contract import Init, options_of_cell
+from jaxgru.cells import CELLS, AnyCell, Init, options_of_cell, sizes
 from jaxgru.errors import UserError
-from jaxgru.layers.dropout import SITES, Site
-from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.weight_drop import has_recurrent_weights
+from jaxgru.layers import SITES, Implementation, Site, has_recurrent_weights
 from jaxgru.lm.config.fields import (
     ConfigError,
     Role,
@@ -386,6 +383,7 @@ class Config:
 
 
 SECTIONS = {cls.section: cls for cls in (ModelConfig, DataConfig, TrainingConfig)}
+"""The class of each section, by its name in a config."""
 
 
 def dotted_names(*roles: Role) -> list[str]:

@@ -6,12 +6,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.arguments import as_sequence
+from jaxgru.arrays import AnyArray
 from jaxgru.errors import UserError
-from jaxgru.lm.arguments import as_sequence
 from jaxgru.lm.config import TrainingConfig
 from jaxgru.lm.data.tokenizers import Tokens
 from jaxgru.printing import counted
+
+__all__ = [
+    "as_text",
+    "document_starts",
+    "random_crops",
+    "stream_windows",
+]
 
 
 def random_crops(

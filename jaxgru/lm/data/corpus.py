@@ -15,11 +15,17 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxgru.errors import how_to_install
+from jaxgru.files import write_bytes
 from jaxgru.lm.data.sources import Corpus, CorpusError, read_text
 from jaxgru.lm.data.tiny_shakespeare.rebuild import rebuild
-from jaxgru.lm.files import write_bytes
+
+__all__ = [
+    "TINY_SHAKESPEARE",
+    "load_corpus",
+]
 
 TINY_SHAKESPEARE = "tiny_shakespeare"
+"""The name by which `data.corpus` asks for the study's text."""
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -26,6 +26,12 @@ from jaxgru.lm.data.sources import STDIN, Corpus, find_files
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, read_tokenizer
 from jaxgru.printing import counted, shown
 
+__all__ = [
+    "Dataset",
+    "load_dataset",
+    "reads_newlines",
+]
+
 
 @dataclass(frozen=True)
 class Dataset:

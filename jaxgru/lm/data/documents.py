@@ -20,6 +20,13 @@ from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers import Tokenizer, TokenizerError
 from jaxgru.printing import shown
 
+__all__ = [
+    "encode_documents",
+    "encode_text",
+    "separator_token_of",
+    "split_documents",
+]
+
 RECORD_SEPARATOR = "\x1e"
 """ASCII's record separator, U+001E."""
 

@@ -18,6 +18,13 @@ from jaxgru.errors import UserError
 from jaxgru.lm.data.tokenizers.base import HALF_A_PAIR
 from jaxgru.printing import counted
 
+__all__ = [
+    "Corpus",
+    "CorpusError",
+    "read_text",
+    "with_newlines",
+]
+
 STDIN = "-"
 GZIP = b"\x1f\x8b\x08"
 """How a file begins that gzip has compressed."""

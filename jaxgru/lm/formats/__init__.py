@@ -12,12 +12,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jaxgru.files import ModelFileError
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.metadata import config_in
 from jaxgru.lm.model import Params
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "NAMES",
+    "format_of",
+    "format_to_write",
+]
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ import jax
 import numpy as np
 import tomli_w
 
-from jaxgru.cells.pytrees import options_of
-from jaxgru.libraries import check_shapes
+from jaxgru.arguments import check_shapes
+from jaxgru.files import ModelFileError, damage_as
 from jaxgru.lm.config import Config, ModelConfig, from_dict, parse_toml, to_dict
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import TOKENIZERS, Tokenizer, saved_bytes, tokenizer_from_bytes
-from jaxgru.lm.files import ModelFileError, damage_as
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.printing import counted, shown
+from jaxgru.pytrees import options_of
 
 NUMBER = "1"
 HASHED = ("format", "format_number", "config", "tokenizer", "tokenizer_data", "text_sha256")

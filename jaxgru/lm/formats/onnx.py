@@ -17,22 +17,27 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgru.cells import AnyCell, sizes
-from jaxgru.cells.pytrees import options_of
 from jaxgru.errors import needs
+from jaxgru.files import ModelFileError, write_bytes
 from jaxgru.libraries import common
 from jaxgru.libraries.onnx import add_layers, check_layers, has_operator
 from jaxgru.libraries.onnx_graph import B, Graph, T
 from jaxgru.libraries.onnx_nodes import OPERATORS, layer_from_operator, operator_shapes, parsed
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import ModelFileError, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params, flatten, unflatten
+from jaxgru.pytrees import options_of
 
 with needs("onnx"):
     import onnx
     from onnx import TensorProto, helper
+
+__all__ = [
+    "load_onnx",
+    "save_onnx",
+]
 
 
 def save_onnx(

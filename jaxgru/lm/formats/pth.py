@@ -21,16 +21,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgru.layers.dropout import Site
-from jaxgru.libraries import import_torch
+from jaxgru.errors import import_torch
+from jaxgru.files import ModelFileError, damage_as, write_bytes
+from jaxgru.layers import Site
 from jaxgru.lm.config import Config, ModelConfig, config_names, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256, load_corpus
 from jaxgru.lm.data.tokenizers import CORPUS_TOKENIZERS, Tokenizer, learn_tokenizer
-from jaxgru.lm.files import ModelFileError, damage_as, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import as_tensors, check_options, check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.printing import counted, shown, type_name
+
+__all__ = [
+    "load_pth",
+    "load_pth_model",
+    "save_pth",
+]
 
 
 class _Layout(NamedTuple):

@@ -18,12 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jaxgru.files import ModelFileError, write_bytes
 from jaxgru.lm.config import Config
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import ModelFileError, write_bytes
 from jaxgru.lm.formats import open_model
 from jaxgru.lm.formats.metadata import check_format, pack, unpack
 from jaxgru.lm.model import Params
+
+__all__ = [
+    "load_safetensors",
+    "save_safetensors",
+]
 
 
 def save_safetensors(

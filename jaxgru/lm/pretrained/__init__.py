@@ -12,7 +12,10 @@ from pathlib import Path
 
 from jaxgru.errors import HOW_TO_INSTALL_MODELS, MissingPackage
 
+__all__ = ["FOLDER", "measured_losses"]
+
 FOLDER = Path(__file__).parent
+"""Where the models of at most 3 MB are."""
 LARGE_MODELS = FOLDER.parents[2] / "models" / "jaxgru_models"
 """Where a checkout has the larger models."""
 

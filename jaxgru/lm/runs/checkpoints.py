@@ -30,14 +30,14 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgru.errors import needs
+from jaxgru.files import CHECKSUMS, damage, damage_as, write_checksums
 from jaxgru.lm.config import Config, dotted_names, field_value, load_config
 from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
-from jaxgru.lm.files import CHECKSUMS, damage, damage_as, write_checksums
 from jaxgru.lm.formats.metadata import check_size
 from jaxgru.lm.model import Params, flatten, shapes, unflatten
 from jaxgru.lm.runs.folders import RunError, RunInfo, find_run, load_info, saved_steps
 from jaxgru.lm.training import Progress, TrainState, init_state, state_shardings
-from jaxgru.parallel.processes import is_first
+from jaxgru.parallel import is_first
 from jaxgru.printing import shown, warn
 
 with needs("train"):

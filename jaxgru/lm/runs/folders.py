@@ -27,10 +27,10 @@ from pathlib import Path
 import tomli_w
 
 from jaxgru.errors import UserError, needs
+from jaxgru.files import damage, damage_as, locked, reason, regular, write_text
 from jaxgru.lm.config import Config, to_dict
 from jaxgru.lm.data.tokenizers import Tokenizer, save_tokenizer
-from jaxgru.lm.files import damage, damage_as, locked, reason, regular, write_text
-from jaxgru.parallel.processes import is_first
+from jaxgru.parallel import is_first
 
 ROOT = Path(__file__).parents[3]
 LOCK = ".lock"  # not config.toml, whose lock would be lost when an editor replaces it

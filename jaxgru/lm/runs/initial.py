@@ -27,6 +27,11 @@ from jaxgru.lm.model import HeadParams, Params, flatten
 from jaxgru.lm.pretrained import pretrained_names
 from jaxgru.printing import counted
 
+__all__ = [
+    "config_from",
+    "load_text",
+]
+
 
 def config_from(model: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Return a config that trains a model further: the model's own, with these values changed.

@@ -21,16 +21,29 @@ from jaxgru.lm.data.tokenizers import Tokenizer, load_tokenizer
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.model import Params, num_params
 from jaxgru.lm.runs import checkpoints, folders, initial, terminal
-from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints
+from jaxgru.lm.runs.checkpoints import CheckpointManager, open_checkpoints, silence_orbax
 from jaxgru.lm.runs.initial import InitialModel
 from jaxgru.lm.runs.reports import Events, write_losses, write_samples
 from jaxgru.lm.runs.terminal import console, print_labelled
 from jaxgru.lm.training import Observer, Progress, TrainState, fit, init_state
 from jaxgru.lm.training.step import starting_from, state_shardings
-from jaxgru.parallel.hardware import share_cpu
-from jaxgru.parallel.processes import all_or_raise, from_first, is_distributed, is_first
-from jaxgru.parallel.sharding import data_mesh, one_copy, shard
+from jaxgru.parallel import (
+    all_or_raise,
+    data_mesh,
+    from_first,
+    is_distributed,
+    is_first,
+    one_copy,
+    shard,
+    share_cpu,
+)
 from jaxgru.printing import counted
+
+__all__ = [
+    "resume_run",
+    "silence_orbax",
+    "start_run",
+]
 
 MAY_CHANGE_AT_RESUME = {"training.epochs", *dotted_names("placement", "setting")}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxgru.errors import needs
+from jaxgru.files import write_bytes, write_text
 from jaxgru.lm.config import Config, config_dir, dotted_names, field_value, load_config
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE
 from jaxgru.lm.data.tokenizers import Tokenizer
-from jaxgru.lm.files import write_bytes, write_text
 from jaxgru.lm.generation import Options, default_prompt, stream_text
 from jaxgru.lm.model import Params
 from jaxgru.lm.runs.folders import RunInfo

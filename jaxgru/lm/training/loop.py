@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from jaxgru.cells.carry import AnyArray
+from jaxgru.arrays import AnyArray
 from jaxgru.errors import UserError
 from jaxgru.lm.config import Config, TrainingConfig
 from jaxgru.lm.evaluation import window_loss
@@ -23,9 +23,7 @@ from jaxgru.lm.model import Params
 from jaxgru.lm.training.optimizer import after_validation, learning_rate, scale_of
 from jaxgru.lm.training.progress import Epoch, Progress
 from jaxgru.lm.training.step import MAX_CHUNK, TrainState, state_shardings, train_steps
-from jaxgru.parallel.hardware import peak_memory_mb
-from jaxgru.parallel.processes import from_first, in_any_process
-from jaxgru.parallel.sharding import one_copy, shard
+from jaxgru.parallel import from_first, in_any_process, one_copy, peak_memory_mb, shard
 
 CHUNK_SECONDS = 0.5  # the intended duration of a chunk of steps, after which the bar moves
 

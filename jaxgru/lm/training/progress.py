@@ -6,7 +6,7 @@ import math
 
 from jaxgru.errors import needs
 from jaxgru.lm.config import TrainingConfig
-from jaxgru.lm.records import Count, Number, Record, Whole
+from jaxgru.records import Count, Number, Record, Whole
 
 with needs("train"):
     from msgspec import Struct

@@ -13,20 +13,23 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxgru.cells.carry import Tree
-from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.promotion import at_least_float32, in_dtypes_of, rounded_inside
-from jaxgru.cells.pytrees import struct
+from jaxgru.arrays import Tree, at_least_float32, choose_rows, in_dtypes_of, rounded_inside
 from jaxgru.errors import needs
-from jaxgru.layers.dropout import Dropout, Dropouts, at_step, seeded
-from jaxgru.layers.implementations import Implementation
-from jaxgru.layers.remat import in_segments
-from jaxgru.layers.weight_drop import drop_weights
+from jaxgru.layers import (
+    Dropout,
+    Dropouts,
+    Implementation,
+    drop_weights,
+    dropout_at_step,
+    in_segments,
+    seed_dropout,
+)
 from jaxgru.lm.config import ModelConfig, TrainingConfig
 from jaxgru.lm.data.batching import document_starts, random_crops, stream_windows
 from jaxgru.lm.model import ModelCarry, Params, apply, init, initial_carry, round_model, token_nll
 from jaxgru.lm.training.optimizer import optimizer
-from jaxgru.parallel.sharding import ROWS, gather, scatter_mean, shardings, specs
+from jaxgru.parallel import ROWS, gather, scatter_mean, shardings, specs
+from jaxgru.pytrees import struct
 
 with needs("train"):
     import optax
@@ -145,12 +148,12 @@ def _loss_in_segments(
     separator_token: int | None,
 ) -> tuple[Float[Array, ""], ModelCarry]:
     """Compute `loss_fn` `in_segments`, each of which also draws its dropout anew."""
-    seeds = seeded(dropout, params.layers)
+    seeds = seed_dropout(dropout, params.layers)
     weights = rounded_inside(params)
 
     def run(carry: ModelCarry, segment: _Segment) -> tuple[ModelCarry, Array]:
         inputs = segment.inputs.T
-        masks = at_step(seeds, segment.numbers[0])
+        masks = dropout_at_step(seeds, segment.numbers[0])
         reset = document_starts(inputs, separator_token)
         logits, carry = apply(weights(), inputs, carry, masks, implementation, reset=reset)
         return carry, token_nll(logits, segment.targets.T).T
@@ -225,7 +228,7 @@ def _next_batch(
     if training.reset_probability:
         starts |= jax.random.bernoulli(reset_key, training.reset_probability, (B,))
     start = initial_carry(state.params, B)
-    carry = IN_ROWS.choose(~jnp.atleast_1d(starts), state.carry, start)
+    carry = choose_rows(~jnp.atleast_1d(starts), state.carry, start)
     return _Batch(carry, inputs, targets)
 
 
@@ -291,7 +294,7 @@ def _batch_gradient(
     drop = partial(_drop_weights, training, keys.weights)
     layers, gradient_before_drop = jax.vjp(drop, params.layers)
     params = dataclasses.replace(params, layers=layers)
-    dropouts = seeded(_dropouts(training, keys), params.layers)
+    dropouts = seed_dropout(_dropouts(training, keys), params.layers)
 
     of_rows = partial(_micro_batch_gradient, training, separator_token, params, dropouts)
     number = training.gradient_accumulation

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from random_models import model_configs, random_bits, random_params, same_bits
 
 import jaxgru
+from jaxgru.files import ModelFileError
 from jaxgru.lm import Config, ModelConfig, load_config
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats import FORMATS
 from jaxgru.lm.formats.pth import load_pth_model
 

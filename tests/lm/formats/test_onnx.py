@@ -21,12 +21,12 @@ from random_models import random_params, same_bits
 import jaxgru
 from jaxgru.cells import CELLS, Cell, struct
 from jaxgru.cells.contract import options_of_cell
+from jaxgru.files import ModelFileError
 from jaxgru.libraries import LibraryError
 from jaxgru.lm import Config, ModelConfig, load, load_config
 from jaxgru.lm.config.fields import ConfigError, choices, field_types
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.safetensors import save_safetensors
 from jaxgru.lm.load import find_model
 from jaxgru.lm.pretrained import pretrained_names

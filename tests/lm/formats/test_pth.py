@@ -18,11 +18,11 @@ from random_models import by_gate, only_model, random_params, same_bits
 import jaxgru
 import torchref
 from jaxgru.errors import UserError
+from jaxgru.files import ModelFileError
 from jaxgru.libraries import LibraryError
 from jaxgru.lm import Config, ModelConfig, apply, load_config
 from jaxgru.lm.config import TrainingConfig, config_dir
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
-from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats import pth
 from jaxgru.lm.formats.pth import load_pth, load_pth_model, save_pth
 

@@ -17,12 +17,12 @@ from safetensors.numpy import save_file
 
 import jaxgru
 from jaxgru.errors import UserError
+from jaxgru.files import ModelFileError
 from jaxgru.lm import Config, ModelConfig
 from jaxgru.lm.config import DataConfig, TrainingConfig
 from jaxgru.lm.data import tokenizers
 from jaxgru.lm.data.corpus import TINY_SHAKESPEARE_SHA256
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, SentencePieceTokenizer
-from jaxgru.lm.files import ModelFileError
 from jaxgru.lm.formats.safetensors import load_safetensors, save_safetensors
 from jaxgru.lm.load import find_model
 

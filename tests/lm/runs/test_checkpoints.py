@@ -18,9 +18,9 @@ import tomli_w
 from conftest import contents, slow
 
 import jaxgru
+from jaxgru.files import CHECKSUMS, hashes
 from jaxgru.lm.config import SECTIONS, Config, ModelConfig, TrainingConfig, choices, to_dict
 from jaxgru.lm.data.tokenizers import CharacterTokenizer, TokenizerError, save_tokenizer
-from jaxgru.lm.files import CHECKSUMS, hashes
 from jaxgru.lm.runs import checkpoints
 from jaxgru.lm.runs.checkpoints import (
     Checkpoint,

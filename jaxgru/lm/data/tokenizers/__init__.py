@@ -9,13 +9,20 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jaxgru.lm.data.tokenizers.base import Chunk, Start, Tokenizer, TokenizerError, Tokens
+from jaxgru.files import damage_as, write_bytes
+from jaxgru.lm.data.tokenizers.base import (
+    Chunk,
+    Start,
+    Tokenizer,
+    TokenizerError,
+    Tokens,
+    check_utf_8,
+)
 from jaxgru.lm.data.tokenizers.characters import CharacterTokenizer
 from jaxgru.lm.data.tokenizers.raw_bytes import ByteTokenizer
 from jaxgru.lm.data.tokenizers.sentencepiece import SPACE, SentencePieceTokenizer
 from jaxgru.lm.data.tokenizers.subwords import SubwordTokenizer
-from jaxgru.lm.data.tokenizers.words import WordTokenizer
-from jaxgru.lm.files import damage_as, write_bytes
+from jaxgru.lm.data.tokenizers.words import WordTokenizer, combining_marks
 from jaxgru.printing import type_name
 
 __all__ = [
@@ -32,6 +39,8 @@ __all__ = [
     "TokenizerError",
     "Tokens",
     "WordTokenizer",
+    "check_utf_8",
+    "combining_marks",
     "learn_tokenizer",
     "load_tokenizer",
     "read_tokenizer",

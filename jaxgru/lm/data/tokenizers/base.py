@@ -11,12 +11,13 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxgru.arguments import as_sequence
 from jaxgru.errors import UserError
-from jaxgru.lm.arguments import as_sequence
 
 Tokens: TypeAlias = Int[np.ndarray, "N"] | Int[Array, "N"]
-# Each chunk is of another length.
+"""The tokens of a text."""
 Chunk: TypeAlias = Int[np.ndarray, "_"] | Int[Array, "_"]
+"""Some of a text's tokens; each chunk is of another length."""
 Start: TypeAlias = tuple[str, Bool[np.ndarray, "V"] | None]
 """The text that the next token has to begin with, and which tokens do; None: all."""
 

@@ -23,7 +23,7 @@ FORMAT += "\U000e0001-\U000e01ef"
 
 
 @functools.cache
-def marks() -> str:
+def combining_marks() -> str:
     """Return, as ranges for a set of `re`, what belongs to the character before it.
 
     Those are combining marks, joiners and format characters: rule WB4 of Unicode's UAX 29.
@@ -37,8 +37,8 @@ def marks() -> str:
 
 @functools.cache
 def _token() -> re.Pattern[str]:
-    word = rf"\w[\w{marks()}]*"
-    return re.compile(rf" ?<unk>| ?{word}(?:['’]{word})*| ?[^\w\s][{marks()}]*|\s")
+    word = rf"\w[\w{combining_marks()}]*"
+    return re.compile(rf" ?<unk>| ?{word}(?:['’]{word})*| ?[^\w\s][{combining_marks()}]*|\s")
 
 
 class WordTokenizer(Tokenizer):

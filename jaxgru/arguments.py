@@ -1,22 +1,82 @@
-"""Tokens and numbers that users pass to language models, checked and converted."""
+"""Arrays, tokens and numbers that users pass, checked and converted."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Shaped
+from jaxtyping import Array, Shaped
 
-from jaxgru.cells.carry import AnyArray
-from jaxgru.errors import UserError
-from jaxgru.layers.validate import as_array, is_known
-from jaxgru.printing import shown
+from jaxgru.arrays import AnyArray
+from jaxgru.errors import LibraryError, UserError
+from jaxgru.printing import shown, type_name
+
+
+def as_array(name: str, value: object) -> AnyArray:
+    """Return JAX's and NumPy's arrays as they are, anything like an array as JAX's."""
+    if isinstance(value, jax.Array):
+        return value
+    try:
+        array = value if type(value) is np.ndarray else jnp.asarray(value)
+        jax.typeof(array)
+    except OverflowError:
+        raise ValueError(f"{name} contains a whole number that is too large for JAX.") from None
+    except (TypeError, ValueError):
+        is_array = type(value) is np.ndarray
+        seen = f"{value.dtype} {value.shape}" if is_array else type_name(value)
+        raise ValueError(
+            f"{name} is {seen}; it must be an array of a dtype that JAX supports."
+        ) from None
+    return array
+
+
+def one_array(name: str, value: object) -> AnyArray:
+    """Return `as_array`, but refuse several arrays, which it would stack in silence."""
+    is_container = isinstance(value, list | tuple)
+    if is_container and any(getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            f"{name} is a {type_name(value)} of arrays; it must be one array, so join them first, "
+            "with jnp.concatenate or jnp.stack."
+        )
+    return as_array(name, value)
+
+
+def as_jax(name: str, value: object) -> Array:
+    """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
+
+
+def is_known(array: AnyArray) -> bool:
+    """Return whether the values can be read here: not traced, and all on this process's devices."""
+    return not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True)
+
+
+def check_shapes(
+    where: str,
+    have: Mapping[str, tuple[int, ...]],
+    want: Mapping[str, tuple[int, ...]],
+    error: type[UserError] = LibraryError,
+) -> None:
+    """Compare tensors' shapes by name, first the names.
+
+    Raises:
+      error: they differ; the message begins with `where`.
+    """
+    for name in sorted(have.keys() ^ want.keys()):
+        if name in want:
+            raise error(f"{where}: the tensor {name} is missing.")
+        raise error(f"{where}: the tensor {name} does not belong there.")
+    for name in sorted(want):
+        if have[name] != want[name]:
+            raise error(
+                f"{where}: the tensor {name} has shape {have[name]}; it must be {want[name]}."
+            )
 
 
 def as_tokens(name: str, tokens: Any) -> AnyArray:

@@ -1,19 +1,28 @@
-"""In which dtype arrays are added and multiplied, and over which axes of a mesh they vary.
+"""Types of arrays and trees, and what every room does with them: dtypes, choices and meshes.
 
 JAX promotes nothing implicitly under `jax_numpy_rank_promotion="raise"` and
-`jax_numpy_dtype_promotion="strict"`, so these functions do it.
+`jax_numpy_dtype_promotion="strict"`, so functions here do it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+AnyArray: TypeAlias = Array | np.ndarray
+"""An array of JAX's or NumPy's, such as tokens can be."""
+Tree: TypeAlias = Any
+"""A pytree of arrays. Type checkers do not know jaxtyping's PyTree."""
+Size: TypeAlias = Any
+"""An int, or a symbolic size within `jax.export`."""
 T = TypeVar("T")
 
 
@@ -56,6 +65,21 @@ def plus(a: Float[Array, "*n H"], b: Float[Array, "... H"] | None) -> Float[Arra
     return a.astype(dtype) + jax.lax.broadcast_to_rank(b.astype(dtype), a.ndim)
 
 
+def promoted_matmul(x: Float[Array, "*n E"], W: Float[Array, "E H"]) -> Float[Array, "*n H"]:
+    """Return x·W in the wider dtype, differentiated by JAX: for forward mode."""
+    dtype = widest(x, W)
+    return x.astype(dtype) @ W.astype(dtype)
+
+
+def choose_rows(flag: Bool[Array, "*n"], x: T, y: T | None = None) -> T:
+    """Return a tree of arrays (*n, …): x in the rows where the flag is set, else y or zeros."""
+
+    def where(x: Array, y: Array) -> Array:
+        return jnp.where(flag.reshape(*flag.shape, *[1] * (x.ndim - flag.ndim)), x, y)
+
+    return jax.tree.map(where, x, jax.tree.map(jnp.zeros_like, x) if y is None else y)
+
+
 def vary_alike(tree: T) -> T:
     """Return the tree with every array varying over the same axes of a `jax.shard_map`.
 
@@ -76,3 +100,24 @@ def vary_alike(tree: T) -> T:
         return wide.astype(leaf.dtype)
 
     return jax.tree.map(vary, tree)
+
+
+def sharded_by_xla(
+    function: Callable[..., Any], x: Array, *outputs: tuple[int | None, ...]
+) -> Callable[..., Any]:
+    """Return the function with its sharding left to XLA, if x is on a mesh of explicit axes.
+
+    With such a mesh, the default of `jax.make_mesh`, the sharding is a part of an array's type, and
+    a function has to state it where it is ambiguous. Here XLA infers it, as with other meshes.
+
+    Args:
+      outputs: of each output, for each of its axes, the axis of x that is sharded alike, or None.
+    """
+    sharding = jax.typeof(x).sharding
+    mesh = sharding.mesh
+    spec = sharding.spec
+    if AxisType.Explicit not in mesh.axis_types:
+        return function
+    specs = [P(*(None if axis is None else spec[axis] for axis in axes)) for axes in outputs]
+    several = tuple(NamedSharding(mesh, spec) for spec in specs)
+    return jax.sharding.auto_axes(function, out_sharding=several if several[1:] else several[0])
