@@ -17,12 +17,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+__all__ = ["AnyArray", "Size", "Tree"]
+
 AnyArray: TypeAlias = Array | np.ndarray
 """An array of JAX's or NumPy's, such as tokens can be."""
 Tree: TypeAlias = Any
-"""A pytree of arrays. Type checkers do not know jaxtyping's PyTree."""
+"""A pytree of arrays: an array, or tuples, dicts and structs of arrays. Type checkers take all."""
 Size: TypeAlias = Any
-"""An int, or a symbolic size within `jax.export`."""
+"""The size of an axis: an int, or a symbolic size within `jax.export`."""
 T = TypeVar("T")
 
 

@@ -36,8 +36,10 @@ ThresholdAndScale: TypeAlias = tuple[Threshold, Scale | None]
 Rate: TypeAlias = float | Float[Array, ""]
 
 Site: TypeAlias = Literal["input", "state", "between", "output"]
+"""Where a `Dropout` drops units."""
 Kind: TypeAlias = Literal["each_step", "variational", "zoneout"]
 SITES: tuple[Site, ...] = get_args(Site)
+"""Every `Site`."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
