@@ -247,7 +247,7 @@ class Text(Record, frozen=True):
 def text_of(s: Subject) -> dict[str, Text] | None:
     """Return measures of the validation split and of text by the model, under each treatment.
 
-    None: the data is in units, at whose ends the state of a long text would go on.
+    None: the data is in documents, at whose ends the state of a long text would go on.
     """
     if s.text.separator_token is not None:
         return None

@@ -10,7 +10,7 @@ without its first token, and v any token,
 
 In the highest order, c(hw) is how often hw occurs; in a lower order, it is the number of different
 tokens that hw occurs after. For the empty context, p(w | h′) is 1/V. A context that was never seen
-has γ = 1 and no other term. Of a text in units, no k-gram goes beyond a unit; nothing comes before
+has γ = 1 and no other term. Of a text in documents, no k-gram goes beyond one; nothing comes before
 one that begins with the separator token, so its c is how often it occurs (Heafield et al. 2013,
 ACL). D is the discount of a count; each order has its own discounts:
 
@@ -164,7 +164,7 @@ def count_ngrams(
         starts = starts[starts + k < len(tokens)]
         if k > 1:
             starts = starts[tokens[starts + k - 1] != separator_token]
-        if not len(starts):  # no unit is that long
+        if not len(starts):  # no document is that long
             break
         suffix_of_start = ids[starts + 1]
         keys, id_of_start, counts = np.unique(

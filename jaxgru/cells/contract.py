@@ -45,7 +45,7 @@ class Recurrence(Generic[C]):
     """G, the number of gates, into which a (T, B, G·H) is split."""
 
     def step(self, layout: Layout, U: Weights, carry: C, a: Sequence[Array]) -> tuple[C, Weights]:
-        """Return the next carry, and `saved`: what a gradient needs besides the carries.
+        """Return the next carry, and the residuals: what a gradient needs besides the carries.
 
         Args:
           a: each gate's part.
@@ -55,7 +55,7 @@ class Recurrence(Generic[C]):
     def step_gradient(
         self, layout: Layout, U: Weights, d_carry: C, carry: C, after: C, residuals: Weights
     ) -> tuple[C, Weights]:
-        """Return the gradient of the carry before a step, and `kept`: what `gradients` needs.
+        """Return the gradient of the carry before a step, and the residuals that `gradients` needs.
 
         Args:
           U: transposed.
@@ -72,7 +72,7 @@ class Recurrence(Generic[C]):
         residuals: Weights,
         backward_residuals: Weights,
     ) -> tuple[Weights, Array]:
-        """Return the gradients of U and of a, given all steps: carries, saved and kept (T, …)."""
+        """Return the gradients of U and of a, given all steps: carries and residuals (T, …)."""
         raise NotImplementedError
 
 

@@ -81,7 +81,7 @@ def before_each(first: Array, after: Array) -> Array:
 
 
 def mixed(zoneout: Array, new: Array, old: Array | float) -> Array:
-    """Return the new values of the units that are zoneoutd, else the old; or a mean of both."""
+    """Return the new values of the units that take them, else the old; or a mean of both."""
     if zoneout.dtype == bool:
         return jnp.where(zoneout, new, old)
     zoneout = zoneout.astype(new.dtype)

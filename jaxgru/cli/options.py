@@ -152,7 +152,7 @@ class Parser(argparse.ArgumentParser):
             except UserError as error:
                 raise argparse.ArgumentTypeError(str(error)) from error
 
-        help = f"encoding of {of}, by Python's name for it, such as latin-1 (default: utf-8)"
+        help = f"encoding of {of}, by Python's name for it, such as cp1252 (default: utf-8)"
         add("--encoding", metavar="NAME", type=encoding, help=help)
 
     def add_config_fields(self, config: Config, of: str = "") -> None:

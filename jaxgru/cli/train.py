@@ -31,7 +31,7 @@ def make_parser() -> Parser:
             "train --init astra_beta --data.corpus my_text.txt --training.epochs 5",
             "train --resume runs/astra_alpha",
         ],
-        usage="(CONFIG | --init MODEL | --resume RUN) [options]",
+        usage="(CONFIG | --init MODEL | CONFIG --init MODEL | --resume RUN) [options]",
     )
     _add_run_options(parser)
     parser.add_config_fields(*_shown_config())
@@ -143,8 +143,8 @@ def check(parser: Parser, arguments: argparse.Namespace, overrides: dict[str, An
     resumes = arguments.resume is not None
     if starts == resumes:
         parser.error(
-            "give CONFIG, such as astra_alpha, or --init MODEL (to start a run), or --resume RUN "
-            "(to resume one), and no more of them."
+            "give CONFIG, such as astra_alpha, or --init MODEL, or both (to start a run), or "
+            "--resume RUN alone (to resume one)."
         )
     if arguments.resume and (arguments.name is not None or arguments.summary):
         parser.error("a resumed run keeps its name and sizes; leave out --name and --summary.")

@@ -122,10 +122,10 @@ def which_gradient(layer: AnyCell) -> str:
     if not isinstance(cast(object, layer), Cell):
         raise ValueError(f"the layer is {type_name(layer)}; it must be a single layer.")
     check_stack([layer], sizes(layer)[0])
-    if layer.custom_gradient():
-        return "written by hand"
     if type(layer).parallel is not Cell.parallel:
         return "of all steps at once"
+    if layer.custom_gradient():
+        return "written by hand"
     carry = jax.eval_shape(lambda layer: layer.zero_carry(1), layer)
     products = tapped_products(layer, carry, step_input(layer, carry))
     return f"JAX's, because {products}" if isinstance(products, str) else "derived from the step"

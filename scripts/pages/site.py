@@ -50,10 +50,19 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Put the playground in place of the page that says how to build it; MkDocs calls this hook."""
-    playground = Path(config["config_file_path"]).parent / "playground" / "dist"
-    if playground.is_dir():
-        shutil.copytree(playground, Path(config["site_dir"]) / "playground", dirs_exist_ok=True)
+    """Put the playground in place of the page that describes it; MkDocs calls this hook."""
+    root = Path(config["config_file_path"]).parent
+    target = Path(config["site_dir"]) / "playground"
+    built = root / "playground" / "dist"
+    if built.is_dir():
+        shutil.copytree(built, target, dirs_exist_ok=True)
+        return
+    # Without Node, the page and the models of the package serve.
+    shutil.copytree(root / "jaxgru" / "cli" / "page", target, dirs_exist_ok=True)
+    weights = target / "weights"
+    weights.mkdir(exist_ok=True)
+    for model in (root / "jaxgru" / "lm" / "pretrained").glob("*.safetensors"):
+        shutil.copy(model, weights)
 
 
 class Fields(griffe.Extension):

@@ -179,7 +179,7 @@ class DataConfig(Section):
         "tiny_shakespeare, a text file (may be .gz), a folder of files, a pattern such as "
         "src/**/*.py, or - for standard input",
     )
-    encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as latin-1")
+    encoding: str = recipe("utf-8", "the text's encoding, by Python's name for it, such as cp1252")
     line_ends: Literal["newlines", "unchanged"] = recipe(
         "newlines",
         "newlines: \\r\\n and \\r, the line ends of Windows and old Macs, are read as \\n; "
@@ -236,7 +236,7 @@ class DataConfig(Section):
         if codec is None or not codec._is_text_encoding:
             raise ConfigError(
                 f"data.encoding is {shown(self.encoding)}; it must be one of Python's, such as "
-                "utf-8 or latin-1."
+                "utf-8 or cp1252."
             )
         if codec.name == "utf-8":
             object.__setattr__(self, "encoding", "utf-8")
