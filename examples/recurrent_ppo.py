@@ -2,7 +2,7 @@
 
     python examples/recurrent_ppo.py
     python examples/recurrent_ppo.py --rnn jaxgru flax --hidden-dim 512
-    python examples/recurrent_ppo.py --rnn jaxgru --layer lstm --init pytorch --delay 40
+    python examples/recurrent_ppo.py --rnn jaxgru --layer lstm --init-scheme pytorch --delay 40
 
 The script trains three policies in turn, and prints how many times as fast jaxgru is as Flax.
 `jaxgru` acts with `jaxgru.step` and learns with `jaxgru.unroll(..., reset=starts)`, because an
@@ -349,7 +349,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="jaxgru's policy has this layer, with jaxgru's weights",
     )
     parser.add_argument(
-        "--init",
+        "--init-scheme",
         choices=("orthogonal", "pytorch"),
         default="orthogonal",
         help="initial weights of --layer (orthogonal)",
@@ -383,7 +383,7 @@ def settings() -> tuple[dict[str, RNN], int, Settings]:
         parser.error("--num-steps must be above --delay, or no episode ends.")
     rnns = {name: RNNS[name] for name in arguments.rnn}
     if arguments.layer and "jaxgru" in rnns:
-        init = partial(LAYERS[arguments.layer], init=arguments.init)
+        init = partial(LAYERS[arguments.layer], init_scheme=arguments.init_scheme)
         rnns["jaxgru"] = rnns["jaxgru"]._replace(init=init)
     return rnns, arguments.seeds, s
 
