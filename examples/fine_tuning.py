@@ -31,10 +31,10 @@ import numpy as np
 import optax
 
 from jaxgru import UserError, lm
+from jaxgru.lm import HeadParams, token_nll
 from jaxgru.lm.data.sources import read_text
 from jaxgru.lm.data.tokenizers import CharacterTokenizer
 from jaxgru.lm.generation import Options
-from jaxgru.lm.model import HeadParams, token_nll
 
 B = 64  # rows of a batch
 T = 128  # characters of a row

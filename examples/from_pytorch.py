@@ -25,8 +25,8 @@ import torch
 
 from jaxgru import UserError, lm
 from jaxgru.libraries.torch_nn import from_torch, to_torch
+from jaxgru.lm import HeadParams, token_nll
 from jaxgru.lm.data.sources import read_text
-from jaxgru.lm.model import HeadParams, token_nll
 
 B = 16  # rows of a batch
 T = 64  # characters of a row

@@ -24,12 +24,12 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jaxgru.lm.records import Count, Number, Record, Whole
 
 from jaxgru import lm
 from jaxgru.cells import CELLS, linear_recurrence
 from jaxgru.cli.options import Parser, run_script, typed
 from jaxgru.files import write_text
+from jaxgru.records import Count, Number, Record, Whole
 from pages.markdown import ROOT, table
 from pages.measurements import dumps, load_or
 
