@@ -260,7 +260,7 @@ class TrainingConfig(Section):
     """
 
     section = "training"
-    epochs: int = from_one(10, "number of epochs")
+    epochs: int = from_one(10, "number of epochs, each of steps_per_epoch steps")
     steps_per_epoch: int = from_one(200, "optimizer steps per epoch")
     batch_size: int = from_one(64, "sequences per batch, shared by all devices")
     gradient_accumulation: int = from_one(
