@@ -258,4 +258,4 @@ def test_what_no_run_can_start_from(train, tiny_run, tmp_path):
     assert "is not a whole safetensors file" in train(init="damaged.safetensors")
     message = train("--model.hidden-dim", 10, "--data.corpus", "not-read.txt")
     assert f"from {tiny_run}: its model.hidden_dim is 9, and this config's is 10" in message
-    assert "--init MODEL (to start a run), or --resume RUN" in train("--resume", tiny_run)
+    assert "or both (to start a run), or --resume RUN alone" in train("--resume", tiny_run)
