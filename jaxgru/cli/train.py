@@ -31,7 +31,7 @@ def make_parser() -> Parser:
             "train --init astra_beta --data.corpus my_text.txt --training.epochs 5",
             "train --resume runs/astra_alpha",
         ],
-        usage="(CONFIG | --init MODEL | CONFIG --init MODEL | --resume RUN) [options]",
+        usage="([CONFIG] [--init MODEL] | --resume RUN) [options]",
     )
     _add_run_options(parser)
     parser.add_config_fields(*_shown_config())
