@@ -39,7 +39,8 @@ def as_flags(name: str, flags: object, shape: tuple[Size, ...]) -> AnyArray:
 def as_lengths(lengths: object, shape: tuple[Size, ...], axis: int) -> AnyArray:
     """Return the number of steps of each row as an array; for the rest, see `valid_steps`."""
     array = as_array("lengths", lengths)
-    T, batch = shape[axis], (*shape[:axis], *shape[axis + 1 :])
+    T = shape[axis]
+    batch = (*shape[:axis], *shape[axis + 1 :])
     if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
         fits_other = T != 1 and array.shape == (shape[1:] if axis else shape[:-1]) != batch
         remedy = f"; with time_major={axis > 0} it would fit" if fits_other else ""
@@ -63,8 +64,8 @@ def valid_steps(lengths: object, shape: tuple[Size, ...], axis: int) -> Bool[Arr
       shape: of the result: (B, T), (T, B), or (T,) for one sequence.
       axis: that of T.
     """
-    array, T = as_lengths(lengths, shape, axis), shape[axis]
-    steps = jnp.arange(T, dtype=widest(jnp.int32, array))
+    array = as_lengths(lengths, shape, axis)
+    steps = jnp.arange(shape[axis], dtype=widest(jnp.int32, array))
     ends = jnp.expand_dims(jnp.asarray(array, steps.dtype), axis)
     return jnp.expand_dims(steps, [i for i in range(len(shape)) if i != axis]) < ends
 

@@ -42,6 +42,11 @@ class Equations(Recurrence[C]):
         return jax.nn.sigmoid(self.clipped(a))
 
 
+def num_blocks_of(weights: StateWeights) -> str:
+    """Return the number of diagonal blocks, for `repr`; "" of a whole matrix."""
+    return f", num_blocks {len(weights)}" if weights.ndim == 3 else ""
+
+
 class Gated(Cell[C]):
     """Cells with W for the input, U for the state and biases b, each with gates side by side."""
 
@@ -55,8 +60,7 @@ class Gated(Cell[C]):
         return plus(matmul(x, self.W), self.b)
 
     def hidden_sizes(self) -> str:
-        blocks = f", num_blocks {len(self.U)}" if self.U.ndim == 3 else ""
-        return super().hidden_sizes() + blocks
+        return super().hidden_sizes() + num_blocks_of(self.U)
 
 
 class Activated(Gated[C]):

@@ -139,6 +139,21 @@ def gates(parts: Iterable[Array]) -> Array:
     return jnp.concatenate(list(parts), axis=-1)
 
 
+def linear_weights(
+    key: PRNGKeyArray,
+    E: int,
+    H: int,
+    dtype: DTypeLike,
+    num_gates: int,
+    kernel_init: Initializer | None,
+    bias_init: Initializer | None,
+) -> dict[str, Array]:
+    """Draw W and b of gates that do not read h; by default uniform in ±1/√E."""
+    W, _, b = initializers(E, H, dtype, "pytorch", kernel_init, bias_init=bias_init)
+    k = jax.random.split(key, 2 * num_gates)
+    return dict(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
+
+
 def gru_weights(
     key: PRNGKeyArray, E: int, H: int, dtype: DTypeLike = jnp.float32, **options: Any
 ) -> dict[str, Array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax.nn import sigmoid
 from jax.nn.initializers import Initializer
@@ -12,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.cells.contract import register
-from jaxgru.cells.initial_weights import gates, initializers
+from jaxgru.cells.initial_weights import linear_weights
 from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.pytrees import struct
 
@@ -72,8 +71,5 @@ def init_min_gru(
       y, h = jaxgru.unroll(layer, jnp.ones((2, 5, 3)))
       ```
     """
-    W, _, b = initializers(
-        in_features, hidden_dim, dtype, "pytorch", kernel_init, bias_init=bias_init
-    )
-    k = jax.random.split(key, 4)
-    return MinGRUCell(W=gates(map(W, k[::2])), b=gates(map(b, k[1::2])))
+    weights = linear_weights(key, in_features, hidden_dim, dtype, 2, kernel_init, bias_init)
+    return MinGRUCell(**weights)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxgru.arrays import plus, widest
 from jaxgru.cells.contract import register
-from jaxgru.cells.gated import StateWeights
+from jaxgru.cells.gated import StateWeights, num_blocks_of
 from jaxgru.cells.initial_weights import gates, initializers
 from jaxgru.cells.linear_recurrence import LinearCell
 from jaxgru.cells.products import matmul
@@ -55,8 +55,7 @@ class RGLRUCell(LinearCell):
         return (E, H) if fits else None
 
     def hidden_sizes(self) -> str:
-        blocks = f", num_blocks {len(self.W)}" if self.W.ndim == 3 else ""
-        return super().hidden_sizes() + blocks
+        return super().hidden_sizes() + num_blocks_of(self.W)
 
     def inputs(self, x: Float[Array, "*n E"]) -> Float[Array, "*n _"]:
         """Return u, and the arguments of the gates r and i, side by side."""

@@ -18,6 +18,8 @@ from typing import Any
 import griffe
 from math_core import LatexToMathML
 
+from jaxgru.cli.playground import served_files
+
 EQUATION = re.compile(
     r'<(div|span) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>([.,:;)]*)', re.DOTALL
 )
@@ -51,18 +53,17 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def on_post_build(config: Any, **_: Any) -> None:
     """Put the playground in place of the page that describes it; MkDocs calls this hook."""
-    root = Path(config["config_file_path"]).parent
     target = Path(config["site_dir"]) / "playground"
-    built = root / "playground" / "dist"
+    built = Path(config["config_file_path"]).parent / "playground" / "dist"
     if built.is_dir():
         shutil.copytree(built, target, dirs_exist_ok=True)
         return
-    # Without Node, the page and the models of the package serve.
-    shutil.copytree(root / "jaxgru" / "cli" / "page", target, dirs_exist_ok=True)
-    weights = target / "weights"
-    weights.mkdir(exist_ok=True)
-    for model in (root / "jaxgru" / "lm" / "pretrained").glob("*.safetensors"):
-        shutil.copy(model, weights)
+    # Without Node, the site has what `jaxgru playground` serves.
+    for place, path in served_files().items():
+        if place != "/":
+            copy = target / place[1:]
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
 
 
 class Fields(griffe.Extension):

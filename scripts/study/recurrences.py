@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import startup  # noqa: F401
 
-import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,13 +23,16 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
+from bench import timing
 from jaxgru import lm
 from jaxgru.cells import CELLS, linear_recurrence
 from jaxgru.cli.options import Parser, run_script, typed
 from jaxgru.files import write_text
+from jaxgru.lm.runs.folders import find_run
 from jaxgru.records import Count, Number, Record, Whole
 from pages.markdown import ROOT, table
 from pages.measurements import dumps, load_or
+from study.study_records import load_metrics
 
 sys.path.insert(0, str(ROOT / "examples"))
 import recurrent_ppo as ppo  # noqa: E402
@@ -114,9 +115,8 @@ def validation_loss(arguments: Any, cell: str, hidden_dim: int, rate: float, see
     for field, value in fields.items():
         command += [f"--{field}", typed(value)]
     subprocess.run(command, check=True, cwd=ROOT)
-    run = (arguments.runs / name / "latest").resolve()
-    epochs = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    return min(epoch["val_loss"] for epoch in epochs)
+    epochs = load_metrics(find_run(arguments.runs / name) / "metrics.jsonl")
+    return min(epoch.val_loss for epoch in epochs)
 
 
 def memory_returns(arguments: Any, cell: str, rate: float) -> list[float]:
@@ -142,13 +142,9 @@ def memory_returns(arguments: Any, cell: str, rate: float) -> list[float]:
 
 def seconds(function: Callable[..., Any], *arguments: Any) -> float:
     """Return the median time of a compiled call."""
-    jax.block_until_ready(function(*arguments))
-    times = []
-    for _ in range(TIMES):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    run = timing.calling(partial(function, *arguments))
+    started = timing.start(lambda: timing.Contestant(run))
+    return statistics.median(timing.measure({"": started}, TIMES, 0)[""])
 
 
 def times_of(cell: str, hidden_dim: int) -> tuple[float, float | None, float]:
