@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgru.arrays import Size, Tree, plus
+from jaxgru.arrays import AnyArray, Size, Tree, plus
 from jaxgru.cells.carry import C, LSTMState
 from jaxgru.cells.contract import Cell, Recurrence, Weights, sizes
 from jaxgru.cells.layout import Layout
@@ -42,7 +42,7 @@ class Equations(Recurrence[C]):
         return jax.nn.sigmoid(self.clipped(a))
 
 
-def num_blocks_of(weights: StateWeights) -> str:
+def num_blocks_of(weights: AnyArray | jax.ShapeDtypeStruct) -> str:
     """Return the number of diagonal blocks, for `repr`; "" of a whole matrix."""
     return f", num_blocks {len(weights)}" if weights.ndim == 3 else ""
 
