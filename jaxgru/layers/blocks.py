@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
 
 from jaxgru.arrays import Size, Tree
 
-ROWS_AT_ONCE, FEWEST_BLOCKS = 512, 4  # steps times rows of the batch: see `block_length`
+ROWS_AT_ONCE = 512  # steps times rows of the batch
+FEWEST_BLOCKS = 4
 
 
 def block_length(T: Size, B: Size, H: int) -> Size:
@@ -21,11 +23,18 @@ def block_length(T: Size, B: Size, H: int) -> Size:
     """
     if jax.default_backend() != "cpu" or not isinstance(T, int) or not isinstance(B, int):
         return T  # `jax.export` has symbolic sizes
-    few = B >= 32 and H <= 64
-    most = max((32 if few else ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE) // max(B, 1), 1)
-    if T < FEWEST_BLOCKS * most:  # about as fast, and compiled in three quarters of the time
+    length = max(_rows_at_once(B, H) // max(B, 1), 1)
+    if T < FEWEST_BLOCKS * length:  # about as fast, and compiled in three quarters of the time
         return T
-    return nearest_divisor(T, most) or -(-T // -(-T // most))
+    num_blocks = math.ceil(T / length)
+    return nearest_divisor(T, length) or math.ceil(T / num_blocks)
+
+
+def _rows_at_once(B: int, H: int) -> int:
+    """Return how many rows, of all steps of a block together, are computed at once."""
+    if B >= 32 and H <= 64:
+        return 32
+    return ROWS_AT_ONCE if H < 512 else 2 * ROWS_AT_ONCE
 
 
 def nearest_divisor(T: int, wanted: int) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 from jaxtyping import Array
 
 from jaxgru.arrays import Size, Tree, rounded_inside, vary_alike
@@ -71,8 +71,7 @@ def tapped_products(
 ) -> tuple[Taps, Weights] | str:
     """Return which products of a step are tapped, and their weights.
 
-    Those are tapped whose weights depend on the parameters alone. No step is computed here with
-    other values than the layer's.
+    Those are tapped whose weights depend on the parameters alone.
 
     Args:
       carry: the state before a step; only its shapes and dtypes matter, and those of a.
@@ -81,65 +80,68 @@ def tapped_products(
     Returns:
       A reason, such as "the step has effects", if there are none to tap.
     """
-    leaves, structure = jax.tree.flatten(params)
-    shapes: list[jax.ShapeDtypeStruct] = []
+    program, products = _traced_products(params, carry, a)
+    if program.effects:
+        return "the step has effects, such as jax.debug.print or a check of checkify"
+    if any(isinstance(value, Tracer) for value in program.consts):
+        return "the step closes over traced values"
+    jaxpr = program.jaxpr
+    num_leaves = len(jax.tree.leaves(params))
+    of_state = set(map(id, jaxpr.invars[num_leaves:]))
+    is_of_params = [of_state.isdisjoint(_needed_for([U], jaxpr)[0]) for U in jaxpr.outvars]
+    if not any(is_of_params):
+        return "the step uses layout.times for no weights that depend on the parameters alone"
+    outputs = [U for U, tapped in zip(jaxpr.outvars, is_of_params, strict=True) if tapped]
+    _, equations = _needed_for(outputs, jaxpr)
+    part = jaxpr.replace(outvars=outputs, eqns=equations)
+    weights = jaxpr_as_fun(program.replace(jaxpr=part))(*jax.tree.leaves((params, carry, a)))
+    is_tapped = iter(is_of_params)
+    taps = tuple(y if y is not None and next(is_tapped) else None for y in products)
+    return taps, tuple(weights)
 
-    def weights_of_step(wanted: Sequence[bool] | None, *arguments: Tree) -> list[Array | None]:
-        """Return the weights of each product, or those wanted."""
-        leaves, carry, a = arguments
-        weights: list[Array | None] = []
-        shapes.clear()
-        here = get_opaque_trace_state()
 
-        def tapped_matmul(U: Array, h: Array) -> Array:
+def _traced_products(
+    params: AnyCell, carry: Tree, a: jax.ShapeDtypeStruct | Array
+) -> tuple[ClosedJaxpr, Taps]:
+    """Trace a step.
+
+    Returns:
+      The program that computes the weights of the step's products, from (params, carry, a); and
+      each product's shape, or None if its weights are not among them.
+    """
+    products: list[jax.ShapeDtypeStruct | None] = []
+
+    def weights_of_products(params: AnyCell, carry: Tree, a: Array) -> list[Array]:
+        weights: list[Array] = []
+        outside = get_opaque_trace_state()
+
+        def recorded_matmul(U: Array, h: Array) -> Array:
             y = IN_ROWS.matmul(U, h)
             # Within a transformation of the step, such as `jax.vmap`, they would leak
-            is_visible = U.ndim > 1 and get_opaque_trace_state() == here
-            is_wanted = wanted is None or wanted[len(weights)]
-            weights.append(U if is_visible and is_wanted else None)
-            shapes.append(jax.ShapeDtypeStruct(y.shape, y.dtype))
+            is_outside = get_opaque_trace_state() == outside
+            if U.ndim > 1 and is_outside:
+                weights.append(U)
+                products.append(jax.ShapeDtypeStruct(y.shape, y.dtype))
+            else:
+                products.append(None)
             return y
 
-        cell = jax.tree.unflatten(structure, leaves)
-        cell.step(IN_ROWS._replace(matmul=tapped_matmul), carry, a)
+        params.step(IN_ROWS._replace(matmul=recorded_matmul), carry, a)
         return weights
 
-    def traced(wanted: Sequence[bool] | None) -> tuple[Any, list[Any]]:
-        trace = jax.make_jaxpr(partial(weights_of_step, wanted), return_shape=True)
-        return trace(leaves, carry, a)
-
-    closed, weights = traced(None)
-    if closed.effects:
-        return "the step has effects, such as jax.debug.print or a check of checkify"
-    if any(isinstance(value, Tracer) for value in closed.consts):
-        return "the step closes over traced values"
-    variables = iter(closed.jaxpr.outvars)
-    of_state = set(map(id, closed.jaxpr.invars[len(leaves) :]))
-    is_tapped = [
-        weight is not None and of_state.isdisjoint(needed_for([next(variables)], closed.jaxpr)[0])
-        for weight in weights
-    ]
-    if not any(is_tapped):
-        return "the step uses layout.times for no weights that depend on the parameters alone"
-    if not all(is_tapped):
-        closed, _ = traced(is_tapped)
-    jaxpr = closed.jaxpr
-    _, equations = needed_for(jaxpr.outvars, jaxpr)
-    compute = jaxpr_as_fun(closed.replace(jaxpr=jaxpr.replace(eqns=equations)))
-    U = compute(*leaves, *jax.tree.leaves((carry, a)))
-    taps = tuple(shape if tapped else None for shape, tapped in zip(shapes, is_tapped, strict=True))
-    return taps, tuple(U)
+    program = jax.make_jaxpr(weights_of_products)(params, carry, a)
+    return program, tuple(products)
 
 
-def needed_for(outputs: Sequence[Any], jaxpr: Any) -> tuple[set[int], list[Any]]:
+def _needed_for(outputs: Sequence[Any], jaxpr: Any) -> tuple[set[int], list[Any]]:
     """Return the ids of the variables that some of a program depend on, and their equations."""
-    read = set(map(id, outputs))
+    needed = set(map(id, outputs))
     equations: list[Any] = []
     for equation in reversed(jaxpr.eqns):
-        if read.intersection(map(id, equation.outvars)):
-            read.update(map(id, equation.invars))
+        if needed.intersection(map(id, equation.outvars)):
+            needed.update(map(id, equation.invars))
             equations.insert(0, equation)
-    return read, equations
+    return needed, equations
 
 
 @jax.custom_vjp
@@ -166,7 +168,7 @@ def _scan(
     masked_layout = IN_ROWS.with_dropout(masks.recurrent)
 
     def step(carry: Carry, inputs: Tree) -> tuple[Carry, Tree]:
-        a, marks_now, zeros = inputs
+        a, masks_now, zeros = inputs
         factors: list[Array] = []
         is_tapped = iter(taps)
 
@@ -181,7 +183,7 @@ def _scan(
         def equations(carry: Carry) -> tuple[Carry, list[Array]]:
             return weights().step(masked_layout._replace(matmul=tapped_matmul), carry, a), factors
 
-        carry, _, factors = advance(IN_ROWS, equations, carry, masks.at(marks_now))
+        carry, _, factors = advance(IN_ROWS, equations, carry, masks.at(masks_now))
         outputs = carry if return_carries else hidden(carry)
         return carry, (outputs, None if zeros is None else factors)
 

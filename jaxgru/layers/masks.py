@@ -180,11 +180,15 @@ def random_16_bits(
     then compute the blocks of the whole batch.
     """
     T, B, H = shape
-    blocks = -(-H // 4)
-    t, b, i = (jax.lax.broadcasted_iota(jnp.uint32, (T, B, blocks), axis) for axis in range(3))
-    first_row = jax.lax.broadcast_in_dim(first_row, t.shape, [1][: first_row.ndim])
+    num_blocks = -(-H // 4)
+    shape_of_blocks = T, B, num_blocks
+    t = jax.lax.broadcasted_iota(jnp.uint32, shape_of_blocks, 0)
+    b = jax.lax.broadcasted_iota(jnp.uint32, shape_of_blocks, 1)
+    i = jax.lax.broadcasted_iota(jnp.uint32, shape_of_blocks, 2)
+    axes_of_row = [1] if first_row.ndim == 1 else []
+    first_row = jax.lax.broadcast_in_dim(first_row, shape_of_blocks, axes_of_row)
     t = t + first_step + 0 * first_row  # under `vmap`, with the same axes as b
     b = b + first_row
-    words = threefry2x32_p.bind(*seed, t, b * blocks + i)  # no two counters are alike
+    words = threefry2x32_p.bind(*seed, t, b * num_blocks + i)  # no two counters are alike
     halves = [part for word in words for part in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :H]

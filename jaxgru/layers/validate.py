@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgru.arguments import as_array, as_jax, one_array
@@ -68,13 +69,23 @@ def check_order(layers: Layers, x: Tree, carry: Tree) -> None:
     Shapes cannot tell if the carry is one array and the input is as wide as the state.
     """
     stack, is_single, _ = as_stack(layers)
-    takes = (stack[0].sizes() or (None,))[:1]
-    if getattr(carry, "shape", ())[-1:] != takes or getattr(x, "shape", ())[-1:] == takes:
+    sizes_of_layer = stack[0].sizes()
+    if sizes_of_layer is None:
         return
-    sizes = lambda tree: jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
-    like = sizes(carry_like(stack, 1))
-    if sizes(x) == (like[0] if is_single else like):
+    of_input = sizes_of_layer[:1]
+    carry_fits_as_x = getattr(carry, "shape", ())[-1:] == of_input
+    x_fits = getattr(x, "shape", ())[-1:] == of_input
+    if x_fits or not carry_fits_as_x:
+        return
+    of_carries = _last_axes(carry_like(stack, 1))
+    of_carry = of_carries[0] if is_single else of_carries
+    if _last_axes(x) == of_carry:
         raise ValueError("the carry was passed as x; the order is layers, x (the input), carry.")
+
+
+def _last_axes(tree: Tree) -> Tree:
+    """Return the size of each leaf's last axis, as (H,)."""
+    return jax.tree.map(lambda leaf: np.shape(leaf)[-1:], _as_tuples(tree))
 
 
 def check_containers(layers: Layers, x: object, carry: Tree) -> None:
@@ -291,25 +302,32 @@ def as_reset_carry(
     without_batch = _with_batch(like, ())
     if shapes not in (with_batch, without_batch):
         remedy = _order_remedy(shapes, like, other)
-        pick = (lambda shapes: shapes[0]) if is_single else (lambda shapes: shapes)
+        have, need, or_need = shapes, without_batch, with_batch
+        if is_single:
+            have, need, or_need = have[0], need[0], or_need[0]
         raise ValueError(
-            f"the shapes of reset_carry are {pick(shapes)}; these layers need {pick(without_batch)}"
-            f", or {pick(with_batch)} with the batch axis{remedy}."
+            f"the shapes of reset_carry are {have}; these layers need {need}, or {or_need} with "
+            f"the batch axis{remedy}."
         )
 
-    def widened(leaf: AnyArray, carried: Array) -> Array:
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(carried.dtype, jnp.floating):
-            if dtype != carried.dtype:
-                raise ValueError(f"a part of reset_carry is {dtype}; it must be {carried.dtype}.")
-        elif not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(f"reset_carry is {dtype}; it must be floating-point.")
-        wide = jnp.asarray(leaf, jnp.result_type(carried))
+    def fitted(leaf: AnyArray, carried: Array) -> Array:
+        """Return a part of `reset_carry` with the dtype and the shape of that of the carry."""
+        _check_dtype_of_reset(jnp.result_type(leaf), carried.dtype)
+        leaf = jnp.asarray(leaf, carried.dtype)
         shape = (*inner_batch, *carried.shape[1:]) if carry is None else carried.shape
-        return wide.reshape(shape) if shapes == with_batch else jnp.broadcast_to(wide, shape)
+        return leaf.reshape(shape) if shapes == with_batch else jnp.broadcast_to(leaf, shape)
 
     reset_carry = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return jax.tree.map(widened, reset_carry, like if carry is None else carry)
+    return jax.tree.map(fitted, reset_carry, like if carry is None else carry)
+
+
+def _check_dtype_of_reset(dtype: DTypeLike, needed: DTypeLike) -> None:
+    """Raise ValueError unless a part of `reset_carry` can be converted to the carry's dtype."""
+    if not jnp.issubdtype(needed, jnp.floating):
+        if dtype != needed:
+            raise ValueError(f"a part of reset_carry is {dtype}; it must be {needed}.")
+    elif not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"reset_carry is {dtype}; it must be floating-point.")
 
 
 def _leaves(
