@@ -1,10 +1,11 @@
 """Compare recurrences at equal parameters: on a text, on a task that needs memory, and in time.
 
-    python -m scripts.study.recurrences                   # hours; what is measured stays in --out
+    python -m scripts.study.recurrences      # hours; what --out has is not measured again
 
 Each cell has the initial values that its paper recommends, and a size that gives it about as many
-parameters as the GRU. Its learning rate is the best of RATES with the first seed. The text is Tiny
-Shakespeare with astra_beta's recipe, and the task is that of examples/recurrent_ppo.py.
+parameters as the GRU. The text is Tiny Shakespeare with a part of astra_beta's steps, and the
+learning rate is the best of RATES with the first seed. The task is that of
+examples/recurrent_ppo.py, with the best of RATES over all seeds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import startup  # noqa: F401
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,9 +30,9 @@ from jaxgru.cells import CELLS, linear_recurrence
 from jaxgru.cli.options import Parser, run_script, typed
 from jaxgru.files import write_text
 from jaxgru.lm.runs.folders import find_run
-from jaxgru.records import Count, Number, Record, Whole
-from pages.markdown import ROOT, table
-from pages.measurements import dumps, load_or
+from jaxgru.records import Number, Record, Whole
+from pages.markdown import DOCS, ROOT, table
+from pages.measurements import dumps, grouped, load_or
 from study.study_records import load_metrics
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -41,41 +42,49 @@ BLOCKS = {"gru": 1, "lstm": 1, "min_gru": 1, "min_lstm": 1, "rg_lru": 16, "slstm
 """The cells, and the number of diagonal blocks that their papers have."""
 
 RATES = (1e-3, 2e-3, 4e-3)
+
 TIMES = 20
 HEAD = [
     "cell", "units", "parameters", "learning rate", "validation loss", "memory task",
     "training step, in turn", "in parallel", "acting",
 ]  # fmt: skip
+SOLVED = 0.9
+"""The mean return of a policy that has solved the memory task."""
 
 
-class Row(Record):
-    """What was measured of one cell; times are in seconds."""
+class Loss(Record):
+    """The lowest validation loss of a language model's epochs."""
 
     cell: str
-    hidden_dim: Count
-    num_params: Count
-    losses_by_rate: dict[str, Number]  # of the first seed
-    losses: list[Number]  # of every seed, at the best rate
-    returns: list[Number]  # of every seed of the memory task, its last tenth
-    rates_of_task: dict[str, Whole]  # how many seeds solve it
+    rate: Number
+    seed: Whole
+    loss: Number
+
+
+class Return(Record):
+    """The mean return of a policy's last tenth of updates."""
+
+    cell: str
+    rate: Number
+    seed: Whole
+    mean_return: Number
+
+
+class Times(Record):
+    """Seconds of a training step, in turn and in parallel, and of one of acting."""
+
+    cell: str
     in_turn: Number
     in_parallel: Number | None
     acting: Number
 
-    def columns(self) -> list[str]:
-        """Return the row of the table."""
-        milliseconds = lambda seconds: "–" if seconds is None else f"{1e3 * seconds:.3g} ms"
-        rate = min(self.losses_by_rate, key=self.losses_by_rate.__getitem__)
-        solved = sum(value >= 0.9 for value in self.returns)
-        return [
-            self.cell,
-            f"{self.hidden_dim}",
-            f"{self.num_params:,}",
-            rate,
-            ", ".join(f"{loss:.3f}" for loss in self.losses),
-            f"{solved} of {len(self.returns)}, {statistics.median(self.returns):.2f}",
-            *map(milliseconds, (self.in_turn, self.in_parallel, self.acting)),
-        ]
+
+class Measured(Record):
+    """What the file holds."""
+
+    losses: list[Loss]
+    returns: list[Return]
+    times: list[Times]
 
 
 def blocks_of(cell: str) -> dict[str, int]:
@@ -105,22 +114,28 @@ def num_params(cell: str, hidden_dim: int) -> int:
     return lm.num_params(shapes)
 
 
-def validation_loss(arguments: Any, cell: str, hidden_dim: int, rate: float, seed: int) -> float:
+@cache
+def units_of(cell: str) -> int:
+    """Return the units that give a cell about as many parameters as a GRU with 256."""
+    return as_large(partial(num_params, cell), num_params("gru", 256))
+
+
+def validation_loss(arguments: Any, cell: str, rate: float, seed: int) -> float:
     """Train a language model, and return the lowest validation loss of its epochs."""
     name = f"recurrence_{cell}_{rate:g}_{seed}"
-    fields = overrides(cell, hidden_dim) | {"training.learning_rate": rate, "training.seed": seed}
-    fields |= {"name": name, "training.epochs": arguments.epochs}
-    fields["training.steps_per_epoch"] = arguments.steps
+    fields = overrides(cell, units_of(cell))
+    fields |= {"name": name, "training.learning_rate": rate, "training.seed": seed}
+    fields |= {"training.epochs": arguments.epochs, "training.steps_per_epoch": arguments.steps}
     command = [sys.executable, "-m", "jaxgru", "train", "astra_beta", "--runs", str(arguments.runs)]
     for field, value in fields.items():
         command += [f"--{field}", typed(value)]
     subprocess.run(command, check=True, cwd=ROOT)
-    epochs = load_metrics(find_run(arguments.runs / name) / "metrics.jsonl")
-    return min(epoch.val_loss for epoch in epochs)
+    epoch_records = load_metrics(find_run(arguments.runs / name) / "metrics.jsonl")
+    return min(epoch.val_loss for epoch in epoch_records)
 
 
-def memory_returns(arguments: Any, cell: str, rate: float) -> list[float]:
-    """Train policies on the memory task, and return the mean return of each one's last tenth."""
+def mean_returns(arguments: Any, cell: str, rate: float, seeds: range) -> Iterator[float]:
+    """Train policies on the memory task, and yield the mean return of each one's last tenth."""
     init = partial(CELLS[cell], **blocks_of(cell))
     rnn = ppo.RNNS["jaxgru"]._replace(init=init)
 
@@ -131,13 +146,11 @@ def memory_returns(arguments: Any, cell: str, rate: float) -> list[float]:
     units = as_large(count, count(128, CELLS["gru"]))
     s = ppo.Settings(delay=40, updates=arguments.updates, hidden_dim=units, learning_rate=rate)
     train = jax.jit(partial(ppo.train, rnn=rnn, s=s))
-    returns = []
-    for seed in range(arguments.task_seeds):
+    for seed in seeds:
         init_key, key = jax.random.split(jax.random.key(seed))
         _, curve = train(ppo.init_policy(init_key, rnn, units), key)
         last = curve[-max(len(curve) // 10, 1) :]
-        returns.append(float(last.mean()))
-    return returns
+        yield float(last.mean())
 
 
 def seconds(function: Callable[..., Any], *arguments: Any) -> float:
@@ -147,9 +160,9 @@ def seconds(function: Callable[..., Any], *arguments: Any) -> float:
     return statistics.median(timing.measure({"": started}, TIMES, 0)[""])
 
 
-def times_of(cell: str, hidden_dim: int) -> tuple[float, float | None, float]:
-    """Return the times of a gradient of 64 × 128 tokens, in turn and in parallel, and of a step."""
-    params = lm.init(jax.random.key(0), model_of(cell, hidden_dim))
+def times_of(cell: str) -> Times:
+    """Measure a gradient of 64 × 128 tokens, in turn and in parallel, and a step."""
+    params = lm.init(jax.random.key(0), model_of(cell, units_of(cell)))
     tokens = jnp.zeros((64, 128), int)
     loss = lambda params: lm.apply(params, tokens)[0].var()
     in_turn = seconds(jax.jit(jax.grad(loss)), params)
@@ -162,53 +175,111 @@ def times_of(cell: str, hidden_dim: int) -> tuple[float, float | None, float]:
         jax.clear_caches()
     token = jnp.zeros(1, int)
     acting = seconds(jax.jit(lm.step), params, token, lm.initial_carry(params, 1))
-    return in_turn, in_parallel, acting
+    return Times(cell, in_turn, in_parallel, acting)
 
 
-def measure(arguments: Any, cell: str) -> Row:
-    """Measure one cell."""
-    hidden_dim = as_large(partial(num_params, cell), num_params("gru", 256))
-    loss = partial(validation_loss, arguments, cell, hidden_dim)
-    by_rate = {rate: loss(rate, 0) for rate in RATES}
-    rate = min(by_rate, key=by_rate.__getitem__)
-    losses = [by_rate[rate], *(loss(rate, seed) for seed in range(1, arguments.seeds))]
-    by_task_rate = {rate: memory_returns(arguments, cell, rate) for rate in RATES}
-    returns = max(by_task_rate.values(), key=statistics.mean)
-    solved = {f"{rate:g}": sum(r >= 0.9 for r in every) for rate, every in by_task_rate.items()}
-    in_turn, in_parallel, acting = times_of(cell, hidden_dim)
-    return Row(
-        cell=cell,
-        hidden_dim=hidden_dim,
-        num_params=num_params(cell, hidden_dim),
-        losses_by_rate={f"{rate:g}": loss for rate, loss in by_rate.items()},
-        losses=losses,
-        returns=returns,
-        rates_of_task=solved,
-        in_turn=in_turn,
-        in_parallel=in_parallel,
-        acting=acting,
+def measure_losses(arguments: Any, measured: Measured, cell: str) -> None:
+    """Try each rate, and train with the best one and every seed."""
+
+    def measure(rate: float, seed: int) -> float:
+        for m in measured.losses:
+            if (m.cell, m.rate, m.seed) == (cell, rate, seed):
+                return m.loss
+        loss = validation_loss(arguments, cell, rate, seed)
+        measured.losses.append(Loss(cell, rate, seed, loss))
+        write(arguments.out, measured)
+        return loss
+
+    by_rate = {rate: measure(rate, 0) for rate in RATES}
+    best_rate = min(by_rate, key=by_rate.__getitem__)
+    for seed in range(1, arguments.seeds):
+        measure(best_rate, seed)
+
+
+def measure_returns(arguments: Any, measured: Measured, cell: str) -> None:
+    """Train policies with each rate and every seed."""
+    for rate in RATES:
+        done = sum((m.cell, m.rate) == (cell, rate) for m in measured.returns)
+        seeds = range(done, arguments.task_seeds)
+        for seed, value in zip(seeds, mean_returns(arguments, cell, rate, seeds), strict=True):
+            measured.returns.append(Return(cell, rate, seed, value))
+            write(arguments.out, measured)
+
+
+def measure_times(arguments: Any, measured: Measured, cell: str) -> None:
+    """Measure a cell's times."""
+    if cell not in [m.cell for m in measured.times]:
+        measured.times.append(times_of(cell))
+        write(arguments.out, measured)
+
+
+PARTS = {"times": measure_times, "losses": measure_losses, "returns": measure_returns}
+
+
+def write(path: Path, measured: Measured) -> None:
+    write_text(path, dumps(measured, 1) + "\n")
+
+
+def row(measured: Measured, cell: str) -> list[str]:
+    """Return a cell's row of the table; what is not measured yet is a dash."""
+    losses = grouped((m for m in measured.losses if m.cell == cell), lambda m: m.rate)
+    returns = grouped((m for m in measured.returns if m.cell == cell), lambda m: m.rate)
+    times = [m for m in measured.times if m.cell == cell]
+    return [
+        cell,
+        f"{units_of(cell)}",
+        f"{num_params(cell, units_of(cell)):,}",
+        *best_losses(losses),
+        best_returns(returns.values()),
+        *(times_in_ms(times[0]) if times else ["–"] * 3),
+    ]
+
+
+def best_losses(by_rate: dict[float, list[Loss]]) -> tuple[str, str]:
+    """Return the rate that is best with the first seed, and the losses of all seeds."""
+    if not by_rate:
+        return "–", "–"
+    rate = min(by_rate, key=lambda rate: by_rate[rate][0].loss)
+    return f"{rate:g}", ", ".join(f"{m.loss:.3f}" for m in by_rate[rate])
+
+
+def best_returns(by_rate: Iterable[list[Return]]) -> str:
+    """Return how many policies solve the task with the best rate, and their median return."""
+    returns = max(
+        ([m.mean_return for m in of_rate] for of_rate in by_rate), key=statistics.mean, default=[]
     )
+    if not returns:
+        return "–"
+    solved = sum(value >= SOLVED for value in returns)
+    return f"{solved} of {len(returns)}, {statistics.median(returns):.2f}"
+
+
+def times_in_ms(m: Times) -> list[str]:
+    seconds = m.in_turn, m.in_parallel, m.acting
+    return ["–" if value is None else f"{1e3 * value:.3g} ms" for value in seconds]
 
 
 def main() -> None:
-    """Measure each cell that the file does not have, and print the table."""
+    """Measure what the file does not have, and print the table."""
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--out", type=Path, default="recurrences.json", help="the measurements (%(default)s)")
+    add(
+        "--out", type=Path, default=DOCS / "recurrences.json", help="the measurements (%(default)s)"
+    )
     add("--runs", type=Path, default="runs", help="the folder of the runs (%(default)s)")
     add("--only", nargs="+", choices=BLOCKS, default=[*BLOCKS], help="only these cells")
+    add("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="only these (all)")
     add("--seeds", type=int, default=3, help="of the text (%(default)s)")
-    add("--epochs", type=int, default=15, help="of the text (%(default)s)")
+    add("--epochs", type=int, default=4, help="of the text (%(default)s)")
     add("--steps", type=int, default=250, help="of an epoch (%(default)s)")
     add("--task-seeds", type=int, default=10, help="of the memory task (%(default)s)")
     add("--updates", type=int, default=60, help="of the memory task (%(default)s)")
     arguments = parser.parse_args()
-    rows = load_or([], arguments.out, list[Row])
-    for cell in arguments.only:
-        if cell not in [row.cell for row in rows]:
-            rows.append(measure(arguments, cell))
-            write_text(arguments.out, dumps(rows, 1) + "\n")
-    print(table(HEAD, [row.columns() for row in rows], "lrrrrrrrr"))
+    measured = load_or(Measured([], [], []), arguments.out, Measured)
+    for part in arguments.parts:
+        for cell in arguments.only:
+            PARTS[part](arguments, measured, cell)
+    print(table(HEAD, [row(measured, cell) for cell in arguments.only], "lrrrrrrrr"))
 
 
 if __name__ == "__main__":
