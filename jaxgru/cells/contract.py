@@ -135,6 +135,10 @@ class Cell(Generic[C]):
         """
         raise NotImplementedError
 
+    def prepared_step(self) -> Callable[[Layout, C, Array], C]:
+        """Return `step` for a loop: what depends on the weights alone is computed here, once."""
+        return self.step
+
     def custom_gradient(self) -> tuple[Recurrence[C], Weights] | None:
         """Return a recurrence with a gradient written by hand, and its weights, if there is one."""
         return None
@@ -212,7 +216,8 @@ def stepper(
         what the layer's `inputs` makes of it is computed once.
     """
     inputs = params.inputs if table is None else partial(embed, params.inputs(table))
-    return lambda carry, x: params.step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))
+    step = params.prepared_step()
+    return lambda carry, x: step(IN_ROWS, carry, inputs(x).astype(hidden(carry).dtype))
 
 
 Init: TypeAlias = Callable[..., AnyCell]

@@ -89,9 +89,17 @@ class ByHand(Gated[C]):
         raise NotImplementedError
 
     def step(self, layout: Layout, carry: C, a: Float[Array, "B GH"]) -> C:
+        return self.prepared_step()(layout, carry, a)
+
+    def prepared_step(self) -> Callable[[Layout, C, Array], C]:
         recurrence, U = self.equations()
-        gates = layout.split(a, recurrence.num_gates)
-        return recurrence.step(layout, layout.weights(U), carry, gates)[0]
+
+        def step(layout: Layout, carry: C, a: Array) -> C:
+            gates = layout.split(a, recurrence.num_gates)
+            carry, _ = recurrence.step(layout, layout.weights(U), carry, gates)
+            return carry
+
+        return step
 
     def custom_gradient(self) -> tuple[Recurrence[C], Weights] | None:
         return None if options_of(self) else self.equations()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -62,21 +63,31 @@ class MogrifierGRUCell(Cell[Hidden]):
         return (E, H) if fits and n - m in (0, 1) else None
 
     def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
-        times = layout.times
-        matmul = layout.matmul
-        h = state
-        for i in range(len(self.Qa) + len(self.Ra)):
-            j = i // 2
-            if i % 2 == 0:
-                x = 2 * sigmoid(matmul(self.Qb[j], times(self.Qa[j], h))) * x
-            else:
-                h = 2 * sigmoid(matmul(self.Rb[j], matmul(self.Ra[j], x))) * h
-        x_z, x_r, x_n = jnp.split(plus(matmul(self.W, x), self.b), 3, axis=-1)
-        h_z, h_r, h_n = jnp.split(times(self.U, h), 3, axis=-1)
-        z = sigmoid(x_z + h_z)
-        r = sigmoid(x_r + h_r)
-        n = jnp.tanh(x_n + r * plus(h_n, self.cn))
-        return (1 - z) * state + z * n
+        return self.prepared_step()(layout, state, x)
+
+    def prepared_step(self) -> Callable[[Layout, Hidden, Array], Hidden]:
+        Q = list(zip(self.Qa, self.Qb, strict=True))
+        R = list(zip(self.Ra, self.Rb, strict=True))
+
+        def step(layout: Layout, state: Hidden, x: Array) -> Hidden:
+            times = layout.times
+            matmul = layout.matmul
+            h = state
+            for i in range(len(Q) + len(R)):
+                if i % 2 == 0:
+                    Qa, Qb = Q[i // 2]
+                    x = 2 * sigmoid(matmul(Qb, times(Qa, h))) * x
+                else:
+                    Ra, Rb = R[i // 2]
+                    h = 2 * sigmoid(matmul(Rb, matmul(Ra, x))) * h
+            x_z, x_r, x_n = jnp.split(plus(matmul(self.W, x), self.b), 3, axis=-1)
+            h_z, h_r, h_n = jnp.split(times(self.U, h), 3, axis=-1)
+            z = sigmoid(x_z + h_z)
+            r = sigmoid(x_r + h_r)
+            n = jnp.tanh(x_n + r * plus(h_n, self.cn))
+            return (1 - z) * state + z * n
+
+        return step
 
 
 @register

@@ -10,6 +10,7 @@ import pytest
 from against import randomized, value_and_gradients
 from conftest import slow
 from equations import numbers, sigma
+from jax.extend.core import Literal
 from random_models import INIT
 
 import jaxgru
@@ -100,6 +101,18 @@ def test_a_stepper_is_the_cell_step_by_step(kind):
     table = x[:, 0]
     indices = np.array([[1, 0], [1, 0], [0, 1]])
     compare(jax.jit(cells.stepper(p, table)), indices, table[indices])
+
+
+@pytest.mark.parametrize("kind", INIT)
+def test_a_stepper_computes_no_matrix_of_the_weights_at_each_step(kind):
+    """Such as half of U. To copy it each time takes as long as to multiply with it."""
+    p = INIT[kind](jax.random.key(0), 3, 16, dtype=float)
+    jaxpr = jax.make_jaxpr(cells.stepper(p))(p.zero_carry(2), jnp.ones((2, 3))).jaxpr
+    of_weights = set(jaxpr.constvars)
+    for equation in jaxpr.eqns:
+        if of_weights.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
+            of_weights.update(equation.outvars)
+            assert all(max(v.aval.shape, default=1) == v.aval.size for v in equation.outvars)
 
 
 def test_an_mlp_of_many_positions(monkeypatch):
