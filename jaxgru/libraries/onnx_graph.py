@@ -473,6 +473,11 @@ def _split(ops: _Operators, x: Value, *, sizes: Sequence[Size], axis: int) -> li
     return parts
 
 
+def _unstack(ops: _Operators, x: Value, *, axis: int) -> list[str]:
+    parts = _split(ops, x, sizes=[1] * x.shape[axis], axis=axis)
+    return [ops.node("Squeeze", part, ops.sizes(axis)) for part in parts]
+
+
 def _pad(ops: _Operators, x: Value, by: Value, *, padding_config: Any) -> str:
     low, high, inner = zip(*padding_config, strict=True)
     if any(inner) or min(*low, *high) < 0:
@@ -504,6 +509,7 @@ _OPERATORS: dict[str, Callable[..., Value | str | list[str]]] = {
     "squeeze": lambda ops, x, *, dimensions: ops.node("Squeeze", x, ops.sizes(*dimensions)),
     "tile": lambda ops, x, *, reps: ops.node("Tile", x, ops.sizes(*reps)),
     "transpose": lambda ops, x, *, permutation: ops.transpose(x, permutation),
+    "unstack": _unstack,
 }
 """(_Operators, inputs, the primitive's parameters) → the outputs, or their names."""
 
