@@ -1,6 +1,6 @@
 """Compare recurrences at equal parameters: on a text, on a task that needs memory, and in time.
 
-    python -m scripts.study.recurrences      # hours; what --out has is not measured again
+    python -m scripts.study.recurrences      # hours; what is measured already stays
 
 Each cell has the initial values that its paper recommends, and a size that gives it about as many
 parameters as the GRU. The text is Tiny Shakespeare with a part of astra_beta's steps, and the
@@ -31,7 +31,7 @@ from jaxgru.cli.options import Parser, run_script, typed
 from jaxgru.files import write_text
 from jaxgru.lm.runs.folders import find_run
 from jaxgru.records import Number, Record, Whole
-from pages.markdown import DOCS, ROOT, table
+from pages.markdown import DOCS, ROOT, table, write_page
 from pages.measurements import dumps, grouped, load_or
 from study.study_records import load_metrics
 
@@ -221,6 +221,14 @@ def write(path: Path, measured: Measured) -> None:
     write_text(path, dumps(measured, 1) + "\n")
 
 
+def tables(measured: Measured) -> dict[str, str]:
+    """Return the table of docs/guide/choosing.md, with the cells that have been measured."""
+    every = [*measured.losses, *measured.returns, *measured.times]
+    cells = {m.cell for m in every}
+    rows = [row(measured, cell) for cell in BLOCKS if cell in cells]
+    return {"recurrences": table(HEAD, rows, "lrrrrrrrr")}
+
+
 def row(measured: Measured, cell: str) -> list[str]:
     """Return a cell's row of the table; what is not measured yet is a dash."""
     losses = grouped((m for m in measured.losses if m.cell == cell), lambda m: m.rate)
@@ -264,9 +272,7 @@ def main() -> None:
     """Measure what the file does not have, and print the table."""
     parser = Parser(__doc__)
     add = parser.add_argument
-    add(
-        "--out", type=Path, default=DOCS / "recurrences.json", help="the measurements (%(default)s)"
-    )
+    add("--docs", type=Path, default=DOCS, help="where to write (%(default)s)")
     add("--runs", type=Path, default="runs", help="the folder of the runs (%(default)s)")
     add("--only", nargs="+", choices=BLOCKS, default=[*BLOCKS], help="only these cells")
     add("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="only these (all)")
@@ -276,11 +282,16 @@ def main() -> None:
     add("--task-seeds", type=int, default=10, help="of the memory task (%(default)s)")
     add("--updates", type=int, default=60, help="of the memory task (%(default)s)")
     arguments = parser.parse_args()
+    arguments.out = arguments.docs / "recurrences.json"
     measured = load_or(Measured([], [], []), arguments.out, Measured)
     for part in arguments.parts:
         for cell in arguments.only:
             PARTS[part](arguments, measured, cell)
-    print(table(HEAD, [row(measured, cell) for cell in arguments.only], "lrrrrrrrr"))
+    made = tables(measured)
+    print(made["recurrences"])
+    page = arguments.docs / "guide" / "choosing.md"
+    if page.exists():
+        write_page(page, made)
 
 
 if __name__ == "__main__":

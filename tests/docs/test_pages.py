@@ -26,6 +26,7 @@ from pages.figures import for_both_schemes
 from pages.markdown import CODE, fill
 from pages.measurements import load
 from pages.tutorials import DOCS, FIGURES, PAGES, run
+from study import recurrences
 from study.study_page import Page
 from study.study_records import Study
 
@@ -127,6 +128,7 @@ def test_only_the_last_printed_digit_may_differ(ours, theirs, same):
 
 
 STUDY = load(DOCS / "study.json", Study)
+RECURRENCES = load(DOCS / "recurrences.json", recurrences.Measured)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,12 @@ STUDY = load(DOCS / "study.json", Study)
     [
         ("study", Page(STUDY.runs, STUDY.ngrams).tables()),
         ("performance", benchmark_page.tables(load(DOCS / "benchmarks.json", Benchmarks))),
+        (
+            "guide/choosing",
+            recurrences.tables(RECURRENCES),
+        ),
     ],
-    ids=["study", "performance"],
+    ids=["study", "performance", "choosing"],
 )
 def test_tables_are_what_the_records_make(name, tables):
     page = (DOCS / f"{name}.md").read_text()
