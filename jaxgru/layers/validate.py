@@ -77,9 +77,7 @@ def check_order(layers: Layers, x: Tree, carry: Tree) -> None:
     x_fits = getattr(x, "shape", ())[-1:] == of_input
     if x_fits or not carry_fits_as_x:
         return
-    of_carries = _last_axes(carry_like(stack, 1))
-    of_carry = of_carries[0] if is_single else of_carries
-    if _last_axes(x) == of_carry:
+    if _last_axes(x) == _as_passed(_last_axes(carry_like(stack, 1)), is_single):
         raise ValueError("the carry was passed as x; the order is layers, x (the input), carry.")
 
 
@@ -237,8 +235,8 @@ def as_carry(
     if shapes != needed:
         remedy = ": one entry per layer, made by initial_carry or returned by the step before"
         remedy = _order_remedy(shapes, like, other) or remedy
-        have = shapes[0] if is_single else shapes
-        need = needed[0] if is_single else needed
+        have = _as_passed(shapes, is_single)
+        need = _as_passed(needed, is_single)
         raise ValueError(
             f"the carry's shapes are {have}, but these layers and the batch {batch} need {need}"
             f"{remedy}."
@@ -302,9 +300,9 @@ def as_reset_carry(
     without_batch = _with_batch(like, ())
     if shapes not in (with_batch, without_batch):
         remedy = _order_remedy(shapes, like, other)
-        have, need, or_need = shapes, without_batch, with_batch
-        if is_single:
-            have, need, or_need = have[0], need[0], or_need[0]
+        have = _as_passed(shapes, is_single)
+        need = _as_passed(without_batch, is_single)
+        or_need = _as_passed(with_batch, is_single)
         raise ValueError(
             f"the shapes of reset_carry are {have}; these layers need {need}, or {or_need} with "
             f"the batch axis{remedy}."
@@ -340,6 +338,11 @@ def _leaves(
         entries = (*by_name, *entries[len(by_name) :])
     arrays = jax.tree.map(partial(as_array, name), _as_tuples(entries))
     return jax.tree.leaves(arrays), jax.tree.map(jnp.shape, arrays)
+
+
+def _as_passed(shapes: Shapes, is_single: bool) -> Shapes:
+    """Return the shapes of a carry as it is passed: that of a single layer is in no tuple."""
+    return shapes[0] if is_single else shapes
 
 
 def _with_batch(like: tuple[Tree, ...], batch: tuple[Size, ...]) -> Shapes:
