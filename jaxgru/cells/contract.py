@@ -98,6 +98,12 @@ class Cell(Generic[C]):
 
     def __init_subclass__(cls) -> None:
         exportable(cls)
+        if "step" not in vars(cls):
+            return
+        # Other ways to compute a step, unless they are defined with it, are those of another step
+        for name in ("prepared_step", "custom_gradient", "parallel"):
+            if name not in vars(cls):
+                setattr(cls, name, vars(Cell)[name])
 
     if TYPE_CHECKING:  # of `struct`
 

@@ -89,7 +89,7 @@ class ByHand(Gated[C]):
         raise NotImplementedError
 
     def step(self, layout: Layout, carry: C, a: Float[Array, "B GH"]) -> C:
-        return self.prepared_step()(layout, carry, a)
+        return ByHand.prepared_step(self)(layout, carry, a)
 
     def prepared_step(self) -> Callable[[Layout, C, Array], C]:
         recurrence, U = self.equations()

@@ -63,7 +63,7 @@ class MogrifierGRUCell(Cell[Hidden]):
         return (E, H) if fits and n - m in (0, 1) else None
 
     def step(self, layout: Layout, state: Hidden, x: Float[Array, "B E"]) -> Hidden:
-        return self.prepared_step()(layout, state, x)
+        return MogrifierGRUCell.prepared_step(self)(layout, state, x)
 
     def prepared_step(self) -> Callable[[Layout, Hidden, Array], Hidden]:
         Q = list(zip(self.Qa, self.Qb, strict=True))

@@ -21,6 +21,7 @@ from jaxgru.cells.step_masks import Mask, StepMasks
 from jaxgru.layers import blocks, implementations
 from jaxgru.layers.implementations import unroll_autodiff, unroll_layer
 from jaxgru.layers.over_time import over_time
+from jaxgru.pytrees import struct
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -113,6 +114,28 @@ def test_a_stepper_computes_no_matrix_of_the_weights_at_each_step(kind):
         if of_weights.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
             of_weights.update(equation.outvars)
             assert all(max(v.aval.shape, default=1) == v.aval.size for v in equation.outvars)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "gru, mogrifier", "min_gru"])
+def test_a_subclass_with_another_step(kind):
+    """Neither the gradient, the prepared step nor the parallel way of its base class is its own."""
+    p, x, carry, _ = problem(kind, 3)
+
+    class Halved(type(p)):
+        def step(self, layout, carry, a):
+            return jax.tree.map(lambda part: part / 2, super().step(layout, carry, a))
+
+    halved = struct(Halved)(**vars(p))
+    step = cells.stepper(halved)
+    expected = carry
+    seen = carry
+    for x_t in x:
+        expected = jax.tree.map(lambda part: part / 2, cells.one_step(p, expected, x_t))
+        seen = step(seen, x_t)
+        chex.assert_trees_all_close(seen, expected, rtol=1e-12, atol=1e-15)
+    for implementation in ("auto", "scan", "autodiff"):
+        _, last = jaxgru.unroll(halved, x, carry, time_major=True, implementation=implementation)
+        chex.assert_trees_all_close(last, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_an_mlp_of_many_positions(monkeypatch):
