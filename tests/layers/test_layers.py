@@ -1,6 +1,7 @@
 """Parts of how layers are computed: blocks, one step, products, narrow weights."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -121,7 +122,9 @@ def test_a_subclass_with_another_step(kind):
     """Neither the gradient, the prepared step nor the parallel way of its base class is its own."""
     p, x, carry, _ = problem(kind, 3)
 
-    class Halved(type(p)):
+    base: Any = type(p)
+
+    class Halved(base):
         def step(self, layout, carry, a):
             return jax.tree.map(lambda part: part / 2, super().step(layout, carry, a))
 
