@@ -98,11 +98,11 @@ class Cell(Generic[C]):
 
     def __init_subclass__(cls) -> None:
         exportable(cls)
-        if "step" not in vars(cls):
-            return
-        # Other ways to compute a step, unless they are defined with it, are those of another step
+        bases = cls.__mro__
+        defines = lambda name: next(i for i, base in enumerate(bases) if name in vars(base))
+        # Another way to compute a step that comes from a base behind it is that of another step
         for name in ("prepared_step", "custom_gradient", "parallel"):
-            if name not in vars(cls):
+            if defines("step") < defines(name):
                 setattr(cls, name, vars(Cell)[name])
 
     if TYPE_CHECKING:  # of `struct`
