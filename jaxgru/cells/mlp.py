@@ -22,7 +22,7 @@ from jaxgru.cells.carry import Hidden
 from jaxgru.cells.contract import Cell, register
 from jaxgru.cells.initial_weights import initializers
 from jaxgru.cells.layout import Layout
-from jaxgru.cells.products import Lookup, look_up, matmul
+from jaxgru.cells.products import Lookup, apply_to, matmul
 from jaxgru.cells.step_masks import StepMasks
 from jaxgru.pytrees import struct
 
@@ -65,7 +65,7 @@ class MLPCell(Cell[tuple[Hidden, Context]]):
     ) -> tuple[Float[Array, "T B H"], tuple[Hidden, Context]]:
         """Compute all steps at once, with dropout: there is no recurrence."""
         _, context = carry
-        new = look_up(x)
+        new = apply_to(self.inputs, x)
         T = new.shape[0]
         K = len(self.W)
         dtype = widest(context, new)

@@ -144,6 +144,24 @@ def test_a_subclass_with_another_step(kind, from_a_mixin):
         chex.assert_trees_all_close(last, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("kind", ["gru", "lstm", "min_gru", "mlp", *slow(*INIT)])
+def test_a_subclass_with_other_inputs(kind):
+    """They are what every way to compute a layer reads."""
+    p, x, carry, _ = problem(kind, 3)
+
+    def doubled(self, x):
+        return type(p).inputs(self, 2 * x)
+
+    made = struct(type("Doubled", (type(p),), {"inputs": doubled}))(**vars(p))
+    table = x[:, 0]
+    ids = np.array([[1, 0], [1, 0], [0, 1]])
+    for given, read in ((x, x), (cells.Lookup(table, ids), table[ids])):
+        expected = jaxgru.unroll(p, 2 * read, carry, time_major=True, implementation="autodiff")
+        for implementation in ("auto", "scan", "autodiff"):
+            seen = jaxgru.unroll(made, given, carry, time_major=True, implementation=implementation)
+            chex.assert_trees_all_close(seen, expected, rtol=1e-12, atol=1e-15)
+
+
 def test_an_mlp_of_many_positions(monkeypatch):
     """Which has one product in a loop: outputs, carry and all gradients are the definition's."""
     monkeypatch.setattr(mlp, "UNROLLED", 1)
