@@ -1,7 +1,6 @@
 """Parts of how layers are computed: blocks, one step, products, narrow weights."""
 
 from functools import partial
-from typing import Any
 
 import chex
 import jax
