@@ -103,7 +103,7 @@ def test_the_guides_dreamer_gru(n):
     x = rng.normal(size=(B, T, E))
     with jax.enable_x64(True):
         names = {"__name__": f"page_{n}", "x": x.astype("float32"), "starts": starts}
-        exec(page_of("NormedLSTM") + page_of("DreamerCell"), names)
+        exec(page_of("LeakyRNN") + page_of("DreamerCell"), names)
         W, gain, b = (rng.normal(size=s) for s in ((n, H // n + E, 3 * H // n), 3 * H, 3 * H))
         y, _ = jaxgru.unroll(names["DreamerCell"](W, gain, b), x, reset=starts)
     for row in range(B):
