@@ -24,7 +24,6 @@ PACKAGES = "jax jaxlib optax torch dm-haiku onnx onnxruntime keras numpy scipy".
 DTYPES = ("float64", "float32")
 SUMMARY = ["implementation", "checks", "largest relative difference, float64", "float32"]
 QUANTITIES = [
-    "implementation",
     "quantity",
     "checks",
     "largest array",
@@ -105,7 +104,7 @@ def tables(records: list[dict], outcome: str, command: str) -> dict[str, str]:
         "run": f"""Made on {datetime.date.today()} by `{command}` on {describe_hardware()},
 Python {platform.python_version()}; {packages}; pytest: {outcome}.""",
         "summary": table(SUMMARY, summary_rows(values), "lr"),
-        "quantities": table(QUANTITIES, quantity_rows(values), "llr"),
+        "quantities": table(QUANTITIES, quantity_rows(values), "lr"),
         "draws": table(DRAWS, draw_rows(draws)),
     }
 
@@ -120,16 +119,15 @@ def summary_rows(values: list[dict]) -> list[list]:
 
 
 def quantity_rows(values: list[dict]) -> list[list]:
-    """Return a row of QUANTITIES per implementation and kind of quantity."""
+    """Return a row of QUANTITIES per kind of quantity, of all implementations together."""
     rows = []
-    for implementation, of_implementation in grouped(values, lambda r: r["implementation"]).items():
-        for kind, records in grouped(of_implementation, kind_of).items():
-            size = max(r["size"] for r in records)
-            figures = []
-            for dtype in DTYPES:
-                figures.append(largest(records, dtype, "relative"))
-                figures.append(largest(records, dtype, "tolerance"))
-            rows.append([implementation, kind, len(records), f"{size:,}", *figures])
+    for kind, records in grouped(values, kind_of).items():
+        size = max(r["size"] for r in records)
+        figures = []
+        for dtype in DTYPES:
+            figures.append(largest(records, dtype, "relative"))
+            figures.append(largest(records, dtype, "tolerance"))
+        rows.append([kind, len(records), f"{size:,}", *figures])
     return rows
 
 
