@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Shaped
+from jaxtyping import Array
 
 from jaxgru.arrays import AnyArray
 from jaxgru.errors import LibraryError, UserError
@@ -49,7 +49,25 @@ def one_array(name: str, value: object) -> AnyArray:
 
 def as_jax(name: str, value: object) -> Array:
     """Return `as_array` as a JAX array. `jnp.asarray` takes 15 µs even if it is one already."""
-    return value if isinstance(value, jax.Array) else jnp.asarray(as_array(name, value))
+    if isinstance(value, jax.Array):
+        return value
+    array = as_array(name, value)
+    check_fits(name, array)
+    return jnp.asarray(array)
+
+
+def check_fits(name: str, array: AnyArray) -> None:
+    """Raise UserError if one of NumPy's whole numbers of 64 bits does not fit into JAX's dtype."""
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    is_whole = jnp.issubdtype(array.dtype, jnp.integer)
+    if dtype == array.dtype or not is_whole or not array.size:
+        return
+    limits = np.iinfo(dtype)
+    smallest = array.min()
+    largest = array.max()
+    outside = largest if largest > limits.max else smallest
+    if not limits.min <= outside <= limits.max:
+        raise UserError(f"{name} contains {outside}, which does not fit into {dtype}.")
 
 
 def is_known(array: AnyArray) -> bool:
@@ -86,20 +104,8 @@ def as_tokens(name: str, tokens: Any) -> AnyArray:
         return tokens.astype(np.int32)
     if not (jnp.issubdtype(tokens.dtype, jnp.integer) or tokens.dtype == bool):
         raise UserError(f"{name} is {tokens.dtype} {tokens.shape}; it must be integers.")
-    dtype = jax.dtypes.canonicalize_dtype(tokens.dtype)
-    if dtype != tokens.dtype and tokens.size:  # NumPy's, in 64 bits
-        _check_limits(name, np.asarray(tokens), dtype)
+    check_fits(name, tokens)
     return tokens
-
-
-def _check_limits(name: str, tokens: Shaped[np.ndarray, "..."], dtype: np.dtype) -> None:
-    """Raise UserError if a token does not fit into a dtype."""
-    limits = np.iinfo(dtype)
-    smallest = tokens.min()
-    largest = tokens.max()
-    outside = largest if largest > limits.max else smallest
-    if not limits.min <= outside <= limits.max:
-        raise UserError(f"{name} contains {outside}, which does not fit into {dtype}.")
 
 
 def check_tokens(name: str, tokens: AnyArray, vocab_size: int) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxgru.arrays import choose_rows, promoted_matmul
-from jaxgru.cells.products import blocked_matmul, contract_axes, rounded_matmul
+from jaxgru.cells.products import blocked_matmul, check_blocks, contract_axes, rounded_matmul
 from jaxgru.cells.step_masks import Mask
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class Layout(NamedTuple):
 
     def times(self, U: Array, h: Array) -> Array:
         """Return the product of U and h, whose units dropout may drop."""
+        check_blocks(self.transpose(U))
         return self.matmul(U, self.drop(h))
 
     def times_transposed(self, U: Array, d: Array) -> Array:

@@ -113,7 +113,9 @@ def with_masks(a: Float[Array, "T B H"], b: Float[Array, "T B H"], masks: StepMa
         return LinearSteps(a, b)
     begins = masks.reset[..., None]
     if masks.reset_carry is not None:
-        b = jnp.where(begins, a * masks.reset_carry.astype(b.dtype)[None] + b, b)
+        # What no reset reads may be NaN, and a's gradient has it as a factor
+        start = jnp.where(begins, masks.reset_carry.astype(b.dtype)[None], 0)
+        b = a * start + b
     return LinearSteps(a, b, begins)
 
 

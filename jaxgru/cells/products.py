@@ -88,6 +88,24 @@ def contract_axes(
     )
 
 
+def as_factors(x: Array, W: Array) -> tuple[Array, Array]:
+    """Return x and W, with integers and booleans in the dtype of the other."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = x.astype(W.dtype)
+    if not jnp.issubdtype(W.dtype, jnp.inexact):
+        W = W.astype(x.dtype)
+    return x, W
+
+
+def check_blocks(W: Array) -> None:
+    """Raise ValueError if the blocks of block-diagonal weights have fewer columns than rows."""
+    if W.ndim == 3 and W.shape[1] > W.shape[2]:
+        raise ValueError(
+            f"block-diagonal weights are {W.shape}; they must be (n, k, g·k): n blocks of k inputs "
+            "and of k outputs for each of g gates."
+        )
+
+
 def matmul(
     x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
 ) -> Float[Array, "*n H"]:
@@ -97,7 +115,12 @@ def matmul(
     (bfloat16 in, float32 out); `x @ W` would not request it.
 
     No axes are merged: if the batch is sharded, XLA keeps every row on its device.
+
+    Raises:
+      ValueError: the blocks of W have fewer columns than rows.
     """
+    check_blocks(W)
+    x, W = as_factors(x, W)
     if W.ndim == 3:
         return blocked_matmul(x, W)
     return x @ W if x.ndim < 3 and x.dtype == W.dtype else _matmul(*vary_alike((x, W)))
@@ -107,6 +130,7 @@ def rounded_matmul(
     x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
 ) -> Array:
     """Return `matmul` without a gradient of its own: a Hessian's forward mode passes it."""
+    x, W = as_factors(x, W)
     if W.ndim == 3:
         return blocked_matmul(x, W)
     return contract_axes(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype)
@@ -146,6 +170,7 @@ def blocked_matmul(
     x: Float[Array, "*n H"], U: Float[Array, "blocks k gk"]
 ) -> Float[Array, "*n GH"]:
     """Return x·U for block-diagonal weights; if U is transposed, x holds the gates."""
+    x, U = as_factors(x, U)
     n = len(U)
     k = min(U.shape[1:])
     y = contract_axes(by_block(x.astype(U.dtype), U), U, ((x.ndim,), (1,)), x.dtype, ((0,), (0,)))

@@ -22,7 +22,7 @@ from jaxgru.arrays import Size, Tree, rounded_inside, vary_alike
 from jaxgru.cells.carry import Carry, hidden
 from jaxgru.cells.contract import AnyCell, Weights
 from jaxgru.cells.layout import IN_ROWS
-from jaxgru.cells.products import weight_gradient
+from jaxgru.cells.products import as_factors, weight_gradient
 from jaxgru.cells.step_masks import NO_MASKS, StepMasks
 from jaxgru.layers.over_time import advance, vectors_in
 
@@ -116,6 +116,7 @@ def _traced_products(
         outside = get_opaque_trace_state()
 
         def recorded_matmul(U: Array, h: Array) -> Array:
+            h, U = as_factors(h, U)
             y = IN_ROWS.matmul(U, h)
             # Within a transformation of the step, such as `jax.vmap`, they would leak
             is_outside = get_opaque_trace_state() == outside

@@ -78,6 +78,23 @@ def test_nothing_crosses_a_reset(name, way, value, monkeypatch, forget_traces):
     chex.assert_trees_all_equal(seen_d_carry, d_carry)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_start_that_no_reset_reads(name, value):
+    """Of a row without a reset: neither outputs nor gradients depend on it."""
+    layer, x = drawn(name), normal(2, 5, 3)
+    reset = np.zeros((2, 5), bool)
+    reset[0, 2] = True
+    start = randomized(jaxgru.initial_carry(layer, 2), 2)
+    spoiled = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[1].set(value), start)
+    run = lambda layer, x, start: jaxgru.unroll(
+        layer, x, jaxgru.initial_carry(layer, 2), reset=reset, reset_carry=start
+    )
+    expected = value_and_gradients(run, layer, x, start)
+    chex.assert_trees_all_equal(value_and_gradients(run, layer, x, spoiled), expected)
+
+
 @pytest.mark.parametrize("name", ["min_gru", "min_lstm", "rg_lru", "slstm"])
 def test_gates_that_are_wide_open_or_closed(name):
     """In float32, what float64 has: no digit is lost, and no gradient is NaN."""

@@ -22,7 +22,7 @@ from jaxgru import (
     step,
     unroll,
 )
-from jaxgru.cells import one_step
+from jaxgru.cells import Lookup, matmul, one_step
 from jaxgru.layers.masks import dropout_masks
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -62,6 +62,7 @@ RIGHT = {  # the arguments of a function that a row leaves as they are
     bidirectional: dict(forward=GRU, backward=GRU, x=X),
     initial_carry: dict(layers=GRU, batch_size=2),
     one_step: dict(params=LSTM, x=X_t),
+    matmul: {},
     init_stack: dict(cell="gru", key=KEY, in_features=3, hidden_dim=4),
     **{init: dict(key=KEY, in_features=3, hidden_dim=6)
        for init in (init_gru, init_lstm, init_rnn, init_mogrifier_gru)},
@@ -89,6 +90,7 @@ FAULTS = [
     (unroll, dict(x=X[..., :2], implementation="autodiff"), "x has 2 features per step; the layer"),
     (unroll, dict(x=None), "x is NoneType; it must be an array"),
     (unroll, dict(x=np.ma.masked_array(X)), "x is MaskedArray; it must be"),
+    (matmul, dict(x=X_t, W=zeros((1, F, 1))), "block-diagonal weights are (1, 3, 1); they"),
     (step, dict(x=np.ones((2, F), int)), "x is int64 (2, 3); it must be floating-point, (B, F)"),
     (step, dict(mask=np.ones((2, 1), bool)), "mask is bool (2, 1); it must be bool (2,)"),
     (step, dict(x=X[0, 0, 0], carry=zeros(H)), "x is float32 (); it must be floating-point, (B, F"),
@@ -274,6 +276,14 @@ def test_other_calls(call, says):
     with unchecked(), pytest.raises(ValueError) as raised:
         call()
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [2**32, -(2**31) - 1])
+def test_a_row_number_that_does_not_fit(number):
+    """In 32 bits, it would be another row's."""
+    x = Lookup(X[0], np.full((2, 3), number))
+    with jax.enable_x64(False), pytest.raises(ValueError, match=f"x contains {number}, which does"):
+        unroll(GRU, x)
 
 
 def test_a_dropout_needs_a_site():
