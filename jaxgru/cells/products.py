@@ -97,9 +97,9 @@ def as_factors(x: Array, W: Array) -> tuple[Array, Array]:
     return x, W
 
 
-def check_blocks(W: Array) -> None:
+def check_blocks(W: Float[Array, "blocks k gk"]) -> None:
     """Raise ValueError if the blocks of block-diagonal weights have fewer columns than rows."""
-    if W.ndim == 3 and W.shape[1] > W.shape[2]:
+    if W.shape[1] > W.shape[2]:
         raise ValueError(
             f"block-diagonal weights are {W.shape}; they must be (n, k, g·k): n blocks of k inputs "
             "and of k outputs for each of g gates."
@@ -112,17 +112,18 @@ def matmul(
     """Return x·W in x's dtype. If W's dtype is narrower, x is rounded to it; sums are in x's dtype.
 
     Each gradient is one product, too, of operands rounded to W's dtype. Matrix units compute this
-    (bfloat16 in, float32 out); `x @ W` would not request it.
+    (bfloat16 in, float32 out); `x @ W` would not request it. Integers and booleans, such as those
+    of a permutation, are converted to the dtype of the other factor.
 
     No axes are merged: if the batch is sharded, XLA keeps every row on its device.
 
     Raises:
       ValueError: the blocks of W have fewer columns than rows.
     """
-    check_blocks(W)
-    x, W = as_factors(x, W)
     if W.ndim == 3:
+        check_blocks(W)
         return blocked_matmul(x, W)
+    x, W = as_factors(x, W)
     return x @ W if x.ndim < 3 and x.dtype == W.dtype else _matmul(*vary_alike((x, W)))
 
 
@@ -130,9 +131,9 @@ def rounded_matmul(
     x: Float[Array, "*n E"], W: Float[Array, "E H"] | Float[Array, "blocks k gk"]
 ) -> Array:
     """Return `matmul` without a gradient of its own: a Hessian's forward mode passes it."""
-    x, W = as_factors(x, W)
     if W.ndim == 3:
         return blocked_matmul(x, W)
+    x, W = as_factors(x, W)
     return contract_axes(x.astype(W.dtype), W, ((x.ndim - 1,), (0,)), x.dtype)
 
 
