@@ -186,12 +186,13 @@ def _check_options(options: dict[str, Any], is_stack: bool, directions: int) -> 
 
 def _keras_layer(level: tuple[Any, ...], options: dict[str, Any]) -> keras.layers.Layer:
     """Return a built layer or, for one layer in each direction, a Bidirectional."""
-    directions = [_one_direction(p, options) for p in level]
-    if len(directions) == 1:
-        return directions[0]
-    forward, backward = directions
+    forward = _one_direction(level[0], options)
+    if len(level) == 1:
+        return forward
+    # Without one, Keras makes a copy of the forward layer, with its activation
+    backward = _one_direction(level[1], options | {"go_backwards": True})
+    both = Bidirectional(forward, backward_layer=backward, dtype=forward.dtype)
     in_features, _ = sizes(level[0])
-    both = Bidirectional(forward, dtype=forward.dtype)
     both.build((None, None, in_features))
     both.set_weights(forward.get_weights() + backward.get_weights())
     return both
