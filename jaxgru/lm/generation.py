@@ -53,7 +53,7 @@ class Options:
     Attributes:
       last_token_only: give the model only the last token of the prompt, as the study's samplers do.
       seed: of the random key, from 0 to 2³² − 1; with the same seed, the text is the same.
-      stop: the text ends before the first of these strings.
+      stop: the text ends before one of these strings, as soon as a token completes it.
       logits_processor: as for `generate`; its counts are those of the prompt and the new text.
       separator: `data.separator` of the model's config. The prompt, which may be "", then begins a
         document, and the text ends where the document does; with the carry of another text, the
@@ -292,7 +292,7 @@ class _EncodedPrompt(NamedTuple):
 
     Attributes:
       tail: the prompt's end, with which the first new token begins once more.
-      stop: the text ends before the first of these strings.
+      stop: the text ends before one of these strings, as soon as a token completes it.
     """
 
     prompt: Prompt
