@@ -29,7 +29,7 @@ def without_unread(stack: Sequence[AnyCell], masks: StepMasks, carry: Carries) -
         return carry
     B = masks.valid.shape[1]
     start = tuple(layer.zero_carry(B) for layer in stack)
-    is_read = first_step(masks.valid) < len(masks.valid)
+    is_read = first_step(masks.valid) < masks.valid.shape[0]
     if masks.reset is not None:
         is_read &= first_step(masks.valid) < first_step(masks.reset)
     return choose_rows(is_read, carry, in_dtypes_of(carry, start))
@@ -47,7 +47,7 @@ def with_unread(
     """
     if masks.valid is None:
         return last, each
-    T = len(masks.valid)
+    T = masks.valid.shape[0]
     begins = masks.valid if masks.reset is None else masks.valid | masks.reset
     first = first_step(begins)
     last = choose_rows(first < T, last, given)
@@ -60,4 +60,4 @@ def with_unread(
 
 def first_step(flags: Bool[Array, "T B"]) -> Int[Array, "B"]:
     """Return the first step at which a row's flag is set; T, if there is none."""
-    return jnp.where(flags.any(0), jnp.argmax(flags, axis=0), len(flags))
+    return jnp.where(flags.any(0), jnp.argmax(flags, axis=0), flags.shape[0])

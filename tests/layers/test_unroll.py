@@ -284,6 +284,23 @@ def test_export_with_symbolic_sizes(kind, implementation):
         chex.assert_trees_all_close(again(layers, x), jaxgru.unroll(layers, x), rtol=1e-12)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_export_of_padding_with_symbolic_sizes(reverse):
+    """With resets, too."""
+    layer = stack_of("gru", 1)[0]
+    B, T = jax.export.symbolic_shape("B, T")
+    run = lambda layer, x, reset, lengths: jaxgru.unroll(
+        layer, x, reset=reset, lengths=lengths, reverse=reverse, return_carries=True
+    )
+    shapes = [((B, T, F), float), ((B, T), bool), ((B,), jnp.int32)]
+    again = exported(run, layer, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    for rows, steps in ((1, 1), (3, 5)):
+        x = random_like(np.zeros((rows, steps, F)), 1)
+        arguments = x, x[..., 0] > 0, np.arange(rows, dtype=np.int32) % (steps + 1)
+        seen = again(layer, *arguments)
+        chex.assert_trees_all_close(seen, run(layer, *arguments), rtol=1e-12)
+
+
 def test_export_of_a_gradient_with_a_symbolic_batch():
     layer = stack_of("gru", 1)[0]
     (B,) = jax.export.symbolic_shape("B")
