@@ -264,20 +264,41 @@ def seed_dropout(dropout: Dropouts, layers: Sequence[AnyCell]) -> list[Dropout]:
 def seeds_of(dropout: Dropout, layers: Sequence[AnyCell]) -> Seeds:
     """Return the seeds of a dropout, from its key unless it has them."""
     if isinstance(dropout.key, Seeds):
+        _check_seeds(dropout, layers)
         return dropout.key
-    L = len(layers)
-    keys = _split(dropout.key, L)
 
     def of_layer(i: int, key: PRNGKeyArray | None) -> UInt32[Array, "parts 2"] | None:
-        if key is None or not has_mask(dropout.site, i, L):
+        parts = num_parts(dropout, layers, i)
+        if key is None or parts == 0:
             return None
         keys_of_parts: Tree = [key]
         if dropout.kind == "zoneout":
-            carry = jax.eval_shape(lambda p: p.zero_carry(1), layers[i])
-            keys_of_parts = jax.random.split(key, len(jax.tree.leaves(carry)))
+            keys_of_parts = jax.random.split(key, parts)
         return jnp.stack([jax.random.bits(part, (2,), jnp.uint32) for part in keys_of_parts])
 
+    keys = _split(dropout.key, len(layers))
     return Seeds(tuple(of_layer(i, key) for i, key in enumerate(keys)))
+
+
+def num_parts(dropout: Dropout, layers: Sequence[AnyCell], i: int) -> int:
+    """Return the number of masks in layer i: with zoneout, one for each part of its carry."""
+    if not has_mask(dropout.site, i, len(layers)):
+        return 0
+    if dropout.kind != "zoneout":
+        return 1
+    return len(jax.tree.leaves(jax.eval_shape(lambda p: p.zero_carry(1), layers[i])))
+
+
+def _check_seeds(dropout: Dropout, layers: Sequence[AnyCell]) -> None:
+    """Raise ValueError if the seeds, unless all are None, are not of such layers."""
+    seeds = dropout.key.of_layers
+    parts = [num_parts(dropout, layers, i) for i in range(len(layers))]
+    have = [0 if seed is None else len(seed) for seed in seeds]
+    if any(have) and have != parts:
+        raise ValueError(
+            f"the dropout's seeds are of other layers: there are {have} per layer, and "
+            f"dropout of these layers needs {parts}; seed_dropout draws them."
+        )
 
 
 def _split(key: Tree, number: int) -> Tree:
@@ -301,6 +322,11 @@ def in_two_directions(dropout: Dropouts, L: int) -> list[list[list[Dropout]]]:
     """Return, of each direction, for each layer, the dropouts for `unroll` of it alone."""
     directions: list[list[list[Dropout]]] = [[[] for _ in range(L)] for _ in range(2)]
     for item in each(dropout):
+        if isinstance(item.key, Seeds):
+            raise ValueError(
+                "the dropout has seeds, which are of the layers of one direction; give two "
+                "directions a key."
+            )
         keys_of_directions = _split(item.key, 2)
         for layers, key in zip(directions, keys_of_directions, strict=True):
             keys_of_layers = _split(key, L)

@@ -303,6 +303,7 @@ def _suffixes(shapes: Mapping[str, Any], directions: int) -> list[str]:
 
 
 def _array(weight: Any) -> np.ndarray:
+    common.check_known(weight, "from_torch")
     dtype = str(weight.dtype).removeprefix("torch.")
     common.check_dtype("the module's weights", dtype, "convert the module with .float(), or ")
     if hasattr(weight, "detach"):

@@ -15,7 +15,7 @@ from equations import gru, lstm, mogrifier, numbers
 import jaxgru
 from jaxgru import Dropout
 from jaxgru.cells import Cell, struct
-from jaxgru.layers.dropout import KINDS, SITES, in_two_directions
+from jaxgru.layers.dropout import KINDS, SITES, in_two_directions, seed_dropout
 from jaxgru.layers.masks import dropout_masks
 
 KEY = jax.random.key(1)
@@ -355,3 +355,24 @@ def test_what_drops_weights_keeps():
         assert 0 < (model["rnn"].U == 0).mean() < 1
     drop = jax.jit(lambda rate: jaxgru.drop_weights(KEY, layer, rate).U)
     assert jnp.isnan(drop(1.5)).all() and jnp.isnan(drop(1.0)).all() and jnp.isnan(drop(-0.5)).all()
+
+
+@pytest.mark.parametrize("site", ["state", "between", "output"])
+def test_seeds_of_other_layers(site):
+    """Seeds are drawn for certain layers, and each part of a carry has its own with zoneout."""
+    two = jaxgru.init_stack("gru", KEY, F, H, num_layers=2, bidirectional=True)
+    three = jaxgru.init_stack("gru", KEY, F, H, num_layers=3)
+    x = np.ones((2, 4, F))
+    seeds = seed_dropout(Dropout(KEY, 0.25, site), two[0])
+    for layers in (three, three[:1]):
+        with pytest.raises(ValueError, match="seeds are of other layers: there are"):
+            jaxgru.unroll(layers, x, dropout=seeds)
+    with pytest.raises(ValueError, match="of one direction; give two directions a key"):
+        jaxgru.bidirectional(*two, x, dropout=seeds)
+
+
+def test_seeds_of_another_kind():
+    gru = jaxgru.init_gru(KEY, F, H)
+    (seeds,) = seed_dropout(Dropout(KEY, 0.25, "state", "zoneout"), [gru])
+    with pytest.raises(ValueError, match=r"there are \[1\] per layer, .* needs \[2\]"):
+        jaxgru.unroll(jaxgru.init_lstm(KEY, F, H), np.ones((2, 4, F)), dropout=seeds)

@@ -399,6 +399,13 @@ test_what_the_other_library_lacks = refused(
     (partial(keras_layers.to_keras, {}), "dict cannot be converted: Keras has"),
     (partial(jax.jit(torch_nn.to_torch), GRU_AFTER), "PyTorch module needs the values of the wei"),
     (partial(jax.jit(keras_layers.to_keras), GRU), "a Keras layer needs the values of the wei"),
+    (
+        partial(
+            jax.jit(torch_nn.from_torch),
+            {"weight_ih_l0": np.ones((9, 2)), "weight_hh_l0": np.ones((9, 3))},
+        ),
+        "from_torch needs the values of the weights, which are not known",
+    ),
     (partial(state_of_nnx, GRU_AFTER), "not known under a transformation; convert outside"),
     (partial(flax_nnx.to_nnx, second), "cn is not zero .* runs as it is in"),
     (partial(torch_nn.to_torch, ()), "there is no layer to convert"),
