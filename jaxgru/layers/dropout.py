@@ -264,7 +264,7 @@ def seed_dropout(dropout: Dropouts, layers: Sequence[AnyCell]) -> list[Dropout]:
 def seeds_of(dropout: Dropout, layers: Sequence[AnyCell]) -> Seeds:
     """Return the seeds of a dropout, from its key unless it has them."""
     if isinstance(dropout.key, Seeds):
-        _check_seeds(dropout, layers)
+        _check_seeds(dropout, dropout.key, layers)
         return dropout.key
 
     def of_layer(i: int, key: PRNGKeyArray | None) -> UInt32[Array, "parts 2"] | None:
@@ -289,11 +289,10 @@ def num_parts(dropout: Dropout, layers: Sequence[AnyCell], i: int) -> int:
     return len(jax.tree.leaves(jax.eval_shape(lambda p: p.zero_carry(1), layers[i])))
 
 
-def _check_seeds(dropout: Dropout, layers: Sequence[AnyCell]) -> None:
+def _check_seeds(dropout: Dropout, seeds: Seeds, layers: Sequence[AnyCell]) -> None:
     """Raise ValueError if the seeds, unless all are None, are not of such layers."""
-    seeds = dropout.key.of_layers
     parts = [num_parts(dropout, layers, i) for i in range(len(layers))]
-    have = [0 if seed is None else len(seed) for seed in seeds]
+    have = [0 if seed is None else len(seed) for seed in seeds.of_layers]
     if any(have) and have != parts:
         raise ValueError(
             f"the dropout's seeds are of other layers: there are {have} per layer, and "
