@@ -102,6 +102,8 @@ def overrides(cell: str, hidden_dim: int) -> dict[str, Any]:
     """Return what changes in astra_beta for a cell."""
     of_gru = {"second_bias": False, "reset_gate": "after", "init_scheme": "orthogonal"}
     fields = of_gru | {"cell": cell, "hidden_dim": hidden_dim} | blocks_of(cell)
+    # Its state grows with the number of steps, so that Griffin, too, normalises what it returns
+    fields |= {"final_norm": cell == "rg_lru"}
     return {f"model.{name}": value for name, value in fields.items()}
 
 
