@@ -100,7 +100,7 @@ class Cell(Generic[C]):
         exportable(cls)
         bases = cls.__mro__
         defines = lambda name: next(i for i, base in enumerate(bases) if name in vars(base))
-        # Another way to compute a step that comes from a base behind it is that of another step
+        # What stands in a base behind that of `step` computes another step
         for name in ("prepared_step", "custom_gradient", "parallel"):
             if defines("step") < defines(name):
                 setattr(cls, name, vars(Cell)[name])
