@@ -43,6 +43,7 @@ export function ForAClass() {
         Each link opens the view it describes. “Share”, at the top, copies a link to what you see now: panel, model,
         slider, texts and all. Anyone who opens it reads the same texts, letter by letter.
         {SITE && <> <a href={`${SITE}guide/teaching/`}>A 20-minute lesson</a> is built on the tour.</>}
+        {" "}Print <a href="worksheet.html">the worksheet</a> of the five questions for each pair of students.
       </p>
       <ul>{LINKS.map(([view, title]) => <li key={view}><a href={`#${projector.value ? "projector&" : ""}${view}`}>{title}</a></li>)}</ul>
     </section>

@@ -456,7 +456,7 @@ test("a view is shared, and a link for a class shows what it says", async () => 
   assert.equal(await page.getByRole("link", { name: "Tutorial", exact: true }).getAttribute("href"), "../tutorials/gru_by_hand/");
   const alone = await open(browser, new URL(ALONE, server.address).href, "model=elman_alpha&written=20");
   await texts(alone);
-  assert.deepEqual(await alone.locator("a[href]:not([href^='#'])").count(), 0); // no site is around it
+  assert.deepEqual(await alone.locator("a[href]:not([href^='#'], [href='worksheet.html'])").count(), 0); // no site is around it
   await alone.context().close();
   const links = page.getByRole("region", { name: "Links for a class" }).getByRole("listitem").getByRole("link");
   await page.goto("about:blank");
@@ -717,6 +717,17 @@ test("large type on a telephone: the slider's numbers stand apart", async () => 
     assert(Math.min(...gaps) >= 2, `${width}: ${gaps}`);
     await page.context().close();
   }
+});
+
+test("the worksheet is printed on one sheet", async () => {
+  await page.getByRole("link", { name: "the worksheet" }).waitFor();
+  const worksheet = await page.context().newPage();
+  await worksheet.goto(`${server.address}worksheet.html`);
+  for (const format of ["A4", "Letter"]) {
+    const file = await worksheet.pdf({ format, preferCSSPageSize: true });
+    assert.equal(file.toString("latin1").match(/\/Type \/Page\b/g).length, 1);
+  }
+  await worksheet.close();
 });
 
 test("the preview of a link and README's pictures are of this page", async () => {

@@ -213,8 +213,9 @@ class TestTheLesson:
         tour = (self.SOURCES / "tour.tsx").read_text()
         answers = re.findall(r"options: \[(.*)\]", tour)
         assert len(answers) == 5
-        rows = re.findall(r"^\| \*\*\d\.\*\* .*", self.PAGE, re.MULTILINE)
-        ticked = [", ".join(f'"{a}"' for a in re.findall(r"☐ (.+?)(?=<br>| \|)", r)) for r in rows]
+        worksheet = (self.SOURCES.parent / "public" / "worksheet.html").read_text()
+        lists = re.findall(r"<ul>(.*?)</ul>", worksheet, re.DOTALL)
+        ticked = [", ".join(f'"{a}"' for a in re.findall(r"<li>(.+?)</li>", l)) for l in lists]
         assert ticked == answers
 
     def test_its_links_set_what_the_playground_knows(self):
