@@ -47,6 +47,7 @@ KINDS = {
     "loss": "loss",
     "step": "one step",
     "initialisation": "initial weights, against PyTorch's own draws",
+    "init_": "initial weights, against Flax's own draws",
     "sampled texts": "sampled texts, against torchref's probabilities",
     "stateless text": "texts without a state, against a chain without memory",
 }
