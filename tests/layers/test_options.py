@@ -352,7 +352,8 @@ def check(number, monkeypatch, forget_traces):
         def spoil(flags, leaf):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return leaf
-            return jnp.where(flags.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.nan, leaf)
+            ones = (1,) * (leaf.ndim - flags.ndim)
+            return jnp.where(flags.reshape(flags.shape + ones), jnp.nan, leaf)
 
         if table is None:
             x = jnp.where(real[..., None], x, jnp.nan)
@@ -361,7 +362,7 @@ def check(number, monkeypatch, forget_traces):
         if carry is not None:
             carry = jax.tree.map(partial(spoil, ~reads), carry)
             if o["reset_carry"] == "rows" or not has_event.any():
-                of_rows = ~has_event if o["reset_carry"] == "rows" else np.ones(1, bool)
+                of_rows = ~has_event if o["reset_carry"] == "rows" else np.array(True)
                 initial = jax.tree.map(partial(spoil, of_rows), initial)
         return x, carry, initial
 
