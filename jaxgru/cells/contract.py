@@ -109,6 +109,16 @@ class Cell(Generic[C]):
 
         def replace(self, **fields: Any) -> Self: ...
 
+    else:
+
+        def __init__(self, *values: Any, **fields: Any) -> None:
+            """Refuse what only the method that `struct` writes takes: values of the fields."""
+            if values or fields:
+                name = type(self).__name__
+                raise TypeError(
+                    f"{name} has no fields: write @jaxgru.cells.struct above its class."
+                )
+
     def sizes(self) -> tuple[int, int] | None:
         """Return (E, H), the sizes of the input and of h; None if the shapes do not fit together.
 
@@ -121,9 +131,18 @@ class Cell(Generic[C]):
 
         A reset without `reset_carry` sets it, too. By default zeros (B, H), in the dtype of the
         biases b.
+
+        Raises:
+          TypeError: there are no biases b, so the cell has to define this method.
         """
-        this = cast(Any, self)
-        return cast(C, jnp.zeros((batch_size, this.sizes()[1]), this.b.dtype))
+        biases = getattr(self, "b", None)
+        if biases is None:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} has no field b, whose dtype would be that of its carry: define its "
+                "method zero_carry."
+            )
+        return cast(C, jnp.zeros((batch_size, sizes(self)[1]), biases.dtype))
 
     def inputs(self, x: Float[Array, "*n E"]) -> Array:
         """Return a, what a step reads of its input. By default, that is x itself."""

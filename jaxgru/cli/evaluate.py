@@ -358,6 +358,10 @@ def losses_table(
     )
 
 
+COLUMNS = {"stateless": "reset at every token", "stateful": "state kept"}
+"""What the texts of `measures.TREATMENTS` are called; the others by their names."""
+
+
 def text_table(texts: Mapping[str, measures.Text]) -> Table:
     """Return the table of what a model writes with its state and without it."""
     rows = []
@@ -367,7 +371,7 @@ def text_table(texts: Mapping[str, measures.Text]) -> Table:
     return _table(
         f"text from {measures.NUM_PROMPTS} prompts: greedy for loops, else temperature "
         f"{measures.TEMPERATURE}, top-k {measures.TOP_K}",
-        ["", *texts],
+        ["", *(COLUMNS.get(text, text) for text in texts)],
         rows,
         "last token only: the model has read one token of the prompt, as in the study",
     )
@@ -376,8 +380,8 @@ def text_table(texts: Mapping[str, measures.Text]) -> Table:
 def chain_table(chain: measures.Chain) -> Table:
     """Return the table of the cycles that greedy text without a state ends in."""
     return _table(
-        f"reset at every token, a Markov chain: {chain.kl_to_bigram:.4f} nats per token from the "
-        "corpus's bigram counts",
+        "reset at every token, the model is a Markov chain; its distance from the text's bigram "
+        f"counts (KL divergence): {chain.kl_to_bigram:.4f} nats per token",
         ["greedy text ends in", "period", "share of tokens that lead there"],
         [[repr(c.text), str(c.period), f"{c.basin:.0%}"] for c in chain.cycles],
     )

@@ -28,7 +28,7 @@ TABLES = {
     "language models": (("training", "forward", "sampling_1", "sampling_64"), "float32"),
     "on a GPU": (("training",), "tf32"),
     "layers": (("resets",), "float32"),
-    "acting": (("step_jit", "step"), "float32"),
+    "acting": (("step",), "float32"),
 }
 """The page's tables of times: kinds of tasks, and precision of products."""
 IN_README = {
@@ -55,8 +55,7 @@ def title(record: ContestantTime) -> str:
         case "layer" | "resets":
             return f"{record.config}, {size}"
         case "step":
-            jitted = ", jitted" if number else ""
-            return f"{record.config}, {counted(record.batch_size, 'row')}{jitted}"
+            return f"{record.config}, {counted(record.batch_size, 'row')}"
         case "ppo":
             seeds = f", {number} seeds at once" if number else ""
             return f"{record.config}, {size}{seeds}"
@@ -71,7 +70,7 @@ def unit(kind: str) -> str:
         return "µs per token"
     if kind.startswith("sampling"):
         return "tokens/s"
-    return "µs" if kind.startswith("step") else "ms"
+    return "µs" if kind == "step" else "ms"
 
 
 def value(record: ContestantTime, seconds: float) -> str:

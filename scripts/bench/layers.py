@@ -33,11 +33,11 @@ class Layer(NamedTuple):
 
 
 def contestant(task: LayerTask, layer: Layer) -> Contestant:
-    """Compile the layer's gradients; or return one step, under `jit` or without it."""
+    """Compile the layer's gradients; or return one step, under `jit`."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(task.num_tokens, task.batch_size, task.hidden_dim)), "f4")
     if task.what == "step":
-        return _one_step(task, layer, x)
+        return _one_step(layer, x)
     reset = None
     if task.what == "resets":
         reset = jnp.asarray(rng.random(x.shape[:2]) < 1 / 16)
@@ -50,8 +50,8 @@ def contestant(task: LayerTask, layer: Layer) -> Contestant:
     return Contestant(calling(lambda: gradients(*arguments)), seconds)
 
 
-def _one_step(task: LayerTask, layer: Layer, x: jax.Array) -> Contestant:
-    step = jax.jit(layer.step) if task.jit else layer.step
+def _one_step(layer: Layer, x: jax.Array) -> Contestant:
+    step = jax.jit(layer.step)
 
     def call() -> tuple[Any, jax.Array]:
         return jax.block_until_ready(step(layer.params, layer.carry, x[0]))

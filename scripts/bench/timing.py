@@ -72,12 +72,11 @@ class LayerTask:
     batch_size: int
     hidden_dim: int
     num_tokens: int = 64
-    jit: bool = False  # of a step
 
     @property
     def kind(self) -> str:
-        """The kind in a record: "layer", "resets", "step", "step_jit"."""
-        return f"{self.what}_jit" if self.jit else self.what
+        """The kind in a record: "layer", "resets", "step"."""
+        return self.what
 
     @property
     def name(self) -> str:
@@ -88,7 +87,7 @@ class LayerTask:
 LAYER_TASKS = [
     *(LayerTask("layer", *size) for size in product(CELLS, (1, 4, 16, 64), (32, 64, 128, 256))),
     *(LayerTask("resets", *size) for size in product([*CELLS][:3], (4, 16, 64), (64, 128))),
-    *(LayerTask("step", "GRU", *size) for size in product((1, 16), (64, 128), [1], (True, False))),
+    *(LayerTask("step", "GRU", *size) for size in product((1, 16), (64, 128), [1])),
 ]
 
 

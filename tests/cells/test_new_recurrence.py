@@ -133,6 +133,17 @@ def test_it_is_saved(name, run, tmp_path):
     chex.assert_trees_all_equal(again, params)
 
 
+def test_what_a_class_lacks_is_said():
+    class Plain(cells.Cell):
+        W: jax.Array
+        sizes = lambda self: self.W.shape
+
+    with pytest.raises(TypeError, match="^Plain has no fields: write @jaxgru.cells.struct above"):
+        Plain(jnp.eye(2))
+    with pytest.raises(TypeError, match="^Plain has no field b, .* define its method zero_carry"):
+        jaxgru.initial_carry(cells.struct(Plain)(jnp.eye(2)), 3)
+
+
 def test_another_of_its_name_is_refused(registered):
     with pytest.raises(ValueError, match="the cell mgu is drawn by minimal_gated_unit.init_mgu"):
 

@@ -86,7 +86,10 @@ class TestTrain:
         options = "--prompt", "\n", "--num-tokens", 300, "--seed", 0, "--temperature"
         parts = []
         for how, temperature in (("temperature 0.8, seed 0", 0.8), ("greedy", 0)):
-            for state, words in (("stateful", []), ("stateless", ["--stateless"])):
+            for state, words in (
+                ("state kept", []),
+                ("state reset before every token", ["--stateless"]),
+            ):
                 text = script("sample", tiny_run, *options, temperature, *words).out
                 assert len(text) > 300
                 parts.append(f"--- {state}, {how}\n{text}")

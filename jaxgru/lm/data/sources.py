@@ -29,6 +29,9 @@ STDIN = "-"
 GZIP = b"\x1f\x8b\x08"
 """How a file begins that gzip has compressed."""
 
+ZIP = b"PK\x03\x04"
+"""How a ZIP archive begins."""
+
 
 class CorpusError(UserError):
     """A corpus that cannot be found, read or split."""
@@ -210,6 +213,11 @@ def _decoded(file: _File, encoding: str) -> str:
     if file.data.startswith(GZIP):
         raise CorpusError(
             f"{file.name} is compressed by gzip; decompress it, or give it a name that ends in .gz."
+        )
+    if file.data.startswith(ZIP):
+        raise CorpusError(
+            f"{file.name} is a ZIP archive, as documents of Word are; save its text as plain "
+            "text in UTF-8."
         )
     codec = "utf-8-sig" if encoding == "utf-8" else encoding
     try:

@@ -136,10 +136,10 @@ class Events:
 def write_samples(
     run: Path, params: Params, config: Config, info: RunInfo, tokenizer: Tokenizer
 ) -> str:
-    """Write samples.txt: text from one prompt, stateful and stateless, at random and greedy.
+    """Write samples.txt: text from one prompt, the state kept and reset, at random and greedy.
 
-    Of a model of documents, each is a document. The first one is returned: stateful, at temperature
-    0.8.
+    Of a model of documents, each is a document. The first one is returned: with the state kept, at
+    temperature 0.8.
     """
     separator = config.data.separator
     prompt = ""
@@ -160,7 +160,7 @@ def write_samples(
 
 def _title(temperature: float, stateful: bool) -> str:
     """Return how a text of samples.txt was sampled."""
-    state = "stateful" if stateful else "stateless"
+    state = "state kept" if stateful else "state reset before every token"
     if temperature == 0:
         return f"{state}, greedy"
     return f"{state}, temperature {temperature}, seed 0"

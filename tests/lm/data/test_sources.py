@@ -73,6 +73,7 @@ def test_a_compressed_file_has_the_sha256_of_what_is_in_it(tmp_path):
     ("x.gz", gzip.compress(b"light", mtime=0)[:15] + b"\xff" * 20, "cannot be read: it is not a"),
     ("x.gz", gzip.compress(b"", mtime=0), "is empty"),
     ("x.txt", gzip.compress(b"light", mtime=0), "compressed by gzip; .* a name that ends in .gz"),
+    ("x.docx", b"PK\x03\x04\x14", "x.docx is a ZIP archive, .* save its text as plain text"),
     ("", None, "there is no file in .*; give the path"),
     ("*.md", None, r"there is no file .*\*\.md; give the path"),
     ("*.txt", b"\xff\xd8", r"is not a text in UTF-8: byte 1 .0xff., .* save it in that encoding"),

@@ -352,7 +352,7 @@ class TestTraining:
         assert f"\nloss    {given}\ntext    " in said
         assert f"\nfigure  {run / 'loss.png'}\nsample  jaxgru sample '{run}'\n" in said
         shown = re.search(r"\ntext    (.*)\n        (.*)\nfigure", said)
-        written = (run / "samples.txt").read_text().partition("--- stateless")[0]
+        written = (run / "samples.txt").read_text().partition("--- state reset")[0]
         assert all(line in written and line.strip() for line in shown.groups())
         loss = window_loss(jaxgru.lm.load(run, other)[0], dataset.validation, 16)
         assert loss == pytest.approx(last if patience else first, rel=1e-6)

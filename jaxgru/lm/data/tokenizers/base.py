@@ -183,14 +183,18 @@ class ByteLevelTokenizer(Tokenizer):
         return len(whole_characters) + last_is_cut
 
 
-def lacks(vocabulary: str, characters: set[str]) -> TokenizerError:
-    """Return the error for characters that a vocabulary does not have; at most ten are named."""
+def lacks(vocabulary: str, characters: set[str], remedy: str = "") -> TokenizerError:
+    """Return the error for characters that a vocabulary does not have; at most ten are named.
+
+    Args:
+      remedy: what one can do instead of changing the text.
+    """
     names = ", ".join(map(repr, sorted(characters)[:10]))
     if len(characters) > 10:
         names += ", …"
     them = "them" if len(characters) > 1 else "it"
     return TokenizerError(
-        f"the vocabulary of {vocabulary} lacks {names}; leave {them} out or replace {them}."
+        f"the vocabulary of {vocabulary} lacks {names}; leave {them} out or replace {them}{remedy}."
     )
 
 

@@ -72,7 +72,8 @@ class CharacterTokenizer(Tokenizer):
         others = set(text).difference(token_of)
         if others:
             if self.unknown is None:
-                raise lacks(counted(self.vocab_size, "character"), others)
+                remedy = ", or train with data.min_count 5 or data.tokenizer subwords"
+                raise lacks(counted(self.vocab_size, "character"), others, remedy)
             token_of = token_of | dict.fromkeys(others, self.unknown)
         return np.fromiter(map(token_of.__getitem__, text), np.int32, len(text))
 
