@@ -61,10 +61,8 @@ CELLS = {
     "GRU, reset before": partial(jaxgru.init_gru, reset_gate="before"),
     "LSTM": jaxgru.init_lstm,
     "RNN": jaxgru.init_rnn,
-    "ReLU GRU": partial(jaxgru.init_gru, activation="relu"),
     "LayerNorm GRU": partial(jaxgru.init_gru, layer_norm=True),
     "Mogrifier GRU": jaxgru.init_mogrifier_gru,
-    "projected LSTM": lambda key, E, H: jaxgru.init_lstm(key, E, H, proj_size=H // 2),
     "LEM": init_lem,
 }
 """Other libraries have two of the first three."""

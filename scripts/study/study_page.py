@@ -26,6 +26,7 @@ from study.study_records import Run, load_published
 FILLED = 0.01  # nats per token above the stream; a state counts as filled below it
 DRAWN_MEMORY = ("astra_alpha", "elman_alpha", "astra_gamma")  # with more, the lines overlap
 DRAWN_RECOVERY = ("astra_alpha", "astra_gamma")
+DISTANCES = (1, 4, 16, 32, 64, 128, 256)  # tokens between resets, in the table
 WITHOUT_STATE = "bengio_mlp"  # its "reset" hides the characters before: another cost
 SIZE_FIELDS = {"model.hidden_dim", "model.num_layers"}
 
@@ -74,8 +75,7 @@ class Page:
     def tables(self) -> dict[str, str]:
         """Return the page's tables by name."""
         runs = [*self.first.values()]
-        distances = [k for k, _ in runs[0].measured.memory_curve]
-        memory_head = ["model", *(f"k = {k}" for k in distances), "never"]
+        memory_head = ["model", *(f"k = {k}" for k in DISTANCES), "never"]
         return {
             "models": table(MODELS_HEAD, map(self.in_short, runs), "lr"),
             "seeds": table(SEEDS_HEAD, map(self.over_seeds, self.groups)),
@@ -142,7 +142,8 @@ class Page:
 
     def memory(self, run: Run) -> Row:
         """Return a model's loss by the number of tokens between resets, nats per character."""
-        losses = [*(loss for _, loss in run.measured.memory_curve), run.measured.stream]
+        curve = dict(run.measured.memory_curve)
+        losses = [*map(curve.__getitem__, DISTANCES), run.measured.stream]
         return [run.called, *(f"{run.measured.per_character(loss):.3f}" for loss in losses)]
 
     def counts(self) -> list[Row]:

@@ -161,7 +161,7 @@ def test_evaluate_prints_what_numpy_computes(script, tiny_run, tiny_text, monkey
     for row, loss in nats.items():
         expected = [np.exp(loss), loss, loss / np.log(2)]
         assert rows[row] == pytest.approx(expected, rel=1e-5, abs=1e-4)
-    assert "reset at every token, a Markov chain:" in done.out
+    assert "reset at every token, the model is a Markov chain" in done.out
     assert "greedy texts that end in a loop" in done.out
 
 

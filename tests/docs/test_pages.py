@@ -98,6 +98,8 @@ RUN = [
 
 
 @pytest.mark.parametrize("page", RUN)
+# PyTorch warns that from_pytorch's exporter is its older one, and of its own tracing
+@pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript", "ignore::Warning:torch")
 def test_the_code_prints_what_the_page_shows(page, corpus, tmp_path):
     check(page, tmp_path)
 
