@@ -125,6 +125,9 @@ def check_layers(name: str, layers: Layers) -> None:
                 "the modules of other libraries."
             )
     for leaf in jax.tree.leaves(layers):
+        if isinstance(leaf, Cell):
+            cell = type_name(leaf)
+            raise ValueError(f"{cell} is no pytree: write @jaxgru.cells.struct above its class.")
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             seen = type_name(leaf) if dtype is None else dtype

@@ -140,6 +140,13 @@ def test_what_a_class_lacks_is_said():
 
     with pytest.raises(TypeError, match="^Plain has no fields: write @jaxgru.cells.struct above"):
         Plain(jnp.eye(2))
+
+    class Halved(jaxgru.RNNCell):
+        pass
+
+    fields = vars(jaxgru.init_rnn(jax.random.key(0), 2, 3))
+    with pytest.raises(ValueError, match="^Halved is no pytree: write @jaxgru.cells.struct above"):
+        jaxgru.unroll(Halved(**fields), jnp.ones((1, 4, 2)))
     with pytest.raises(TypeError, match="^Plain has no field b, .* define its method zero_carry"):
         jaxgru.initial_carry(cells.struct(Plain)(jnp.eye(2)), 3)
 
