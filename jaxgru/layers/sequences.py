@@ -148,7 +148,7 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
     if not isinstance(x, Lookup) or (valid is None and looks_up_first(x)):
         return x
 
-    def without_unread_rows(x: Lookup) -> Array:
+    def without_unread_rows(x: Lookup, valid: Tree) -> Array:
         table, ids = vary_alike(x)
         is_read, _ = vary_alike((jnp.zeros(len(table), bool), ids))
         is_valid = True if valid is None else valid
@@ -157,4 +157,4 @@ def _without_padding(x: Tree, valid: Tree) -> Tree:
         return jnp.where(is_read[:, None], table, 0)
 
     read_rows = sharded_by_xla(without_unread_rows, x.ids, (None, None))
-    return x._replace(table=read_rows(x))
+    return x._replace(table=read_rows(x, valid))
