@@ -26,7 +26,7 @@ SUMMARY = ["implementation", "checks", "largest relative difference, float64", "
 QUANTITIES = [
     "quantity",
     "checks",
-    "largest array",
+    "most numbers",
     "float64",
     "allowed",
     "float32",
@@ -46,7 +46,7 @@ KINDS = {
     "logits": "logits",
     "loss": "loss",
     "step": "one step",
-    "initialisation": "initial weights, against PyTorch's own draws",
+    "initialisation": "initial weights, against torchref's draws",
     "init_": "initial weights, against Flax's own draws",
     "sampled texts": "sampled texts, against torchref's probabilities",
     "stateless text": "texts without a state, against a chain without memory",

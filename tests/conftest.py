@@ -53,6 +53,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 jax.config.update("jax_disable_most_optimizations", True)
 
 MAX_COMPILED = 2**31  # bytes of compiled programs that are kept
+MAX_MAPS = 30_000  # of memory; Linux allows a process 65,530, and each compiled program has some
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,6 +140,15 @@ def slow(*cases: Any) -> list[Any]:
     """Cases of a parametrized test that are marked slow; a tuple has a case's several values."""
     tuples = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*values, marks=pytest.mark.slow) for values in tuples]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps() -> Iterator[None]:
+    """XLA crashes where Linux allows no further map, as near the end of a suite of one worker."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from jaxgru.arguments import as_array, check_shapes
 from jaxgru.cells import GRUCell, LSTMCell, ProjectedLSTMCell, RNNCell, sizes
 from jaxgru.errors import LibraryError, import_torch
 from jaxgru.layers import Layers
+from jaxgru.layers.validate import check_stack
 from jaxgru.libraries import common
 from jaxgru.printing import shown, type_name
 
@@ -82,11 +83,13 @@ def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> An
       batch_first: the module takes x (B, T, F); False: (T, B, F). Its states are (L, B, H) in both.
 
     Raises:
-      RuntimeError: PyTorch's, for layers that are not all of one kind and size.
+      LibraryError: the layers are not all of one kind and size.
+      ValueError: a layer does not take what the one below returns.
     """
     torch = import_torch()
     common.check_known(layers, "a PyTorch module")
     stacks = common.directions(layers)
+    _check_alike(stacks)
     state: dict[str, Any] = {}
     for i, level in enumerate(zip(*stacks, strict=True)):
         for p, direction in zip(level, ("", "_reverse"), strict=False):
@@ -95,6 +98,18 @@ def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> An
     module = _empty_module(torch, stacks, batch_first)
     module.load_state_dict(state, assign=True)
     return module
+
+
+def _check_alike(stacks: Sequence[Sequence[Any]]) -> None:
+    """Raise an error unless one module can have these layers."""
+    kinds = {(type(p), sizes(p)[1], len(getattr(p, "P", ()))) for p in itertools.chain(*stacks)}
+    if len(kinds) > 1:
+        seen = ", ".join(map(repr, itertools.chain(*stacks)))
+        raise LibraryError(
+            f"the layers are {seen}; those of a PyTorch module are of one kind and size."
+        )
+    in_features, _ = sizes(stacks[0][0])
+    check_stack([*zip(*stacks, strict=True)], in_features)
 
 
 def _empty_module(torch: ModuleType, stacks: Sequence[Sequence[Any]], batch_first: bool) -> Any:

@@ -400,8 +400,9 @@ CONTESTANTS = {
         label="lax.scan",
     ),
     "nnx": Entry(
-        text="`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout; its GRU "
-        "applies the reset gate after the multiplication, which is cheaper",
+        text="`nnx.RNN` of `nnx.GRUCell` (`LSTMCell`, `SimpleCell`), without dropout, or one "
+        "layer's `GRUCell` (`OptimizedLSTMCell`) under a scan; its GRU applies the reset gate "
+        "after the multiplication, which is cheaper",
         kinds=(*MODEL, "resets", "step"),
         model=partial(_jax, make_model=_nnx_model),
         layer=layers.nnx_layer,
@@ -427,7 +428,8 @@ CONTESTANTS = {
         label="Equinox",
     ),
     "haiku": Entry(
-        text="`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout",
+        text="`hk.GRU` (`LSTM`, `VanillaRNN`) under `hk.dynamic_unroll`, without dropout, with "
+        "resets in an `hk.ResetCore`",
         kinds=(*MODEL, "resets"),
         model=partial(_jax, make_model=_haiku_model),
         layer=layers.haiku_layer,

@@ -273,7 +273,8 @@ test_refusals = pytest.mark.filterwarnings("ignore::FutureWarning")(
         (state("lstm"), r"not that of cell='lstm': weight_ih_l0 has shape \(12, 3\), weight_h"),
         (lambda: from_torch(module("rnn", 3, 4, 1).state_dict()), 'if it is tanh, pass cell="rnn'),
         (lambda: from_torch(module("gru", 3, 4, 1), cell="lstm"), "GRU is not that of cell='ls"),
-        (lambda: to_torch([layer("gru after")] * 2), "size mismatch for weight_ih_l1"),
+        (lambda: to_torch([layer("gru after")] * 2), "below it has 6 features .* layer 1 takes"),
+        (lambda: to_torch([layer("gru after"), layer("lstm", 6)]), "of one kind and size"),
         # What `from_torch` returns of two directions looks like a stack
         (lambda: unroll(both(), ones((2, 5, 3)).numpy()), of_two),
         (lambda: step(both(), ones((2, 3)).numpy(), ()), of_two),
