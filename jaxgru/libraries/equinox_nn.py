@@ -15,6 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.arrays import AnyArray
@@ -162,6 +163,10 @@ def from_equinox(cell: Any) -> AnyCell:
         for name, weight in vars(cell).items()
         if name not in static and weight is not None
     }
+    for name, weight in weights.items():
+        if not isinstance(weight, jax.Array | np.ndarray):
+            # Equinox may well compute with it, for example by its `__matmul__`.
+            raise UnknownCell(f"the {name} of the cell is {type_name(weight)}, which is no array.")
     return common.from_arrays(type_name(cell), storage, weights)
 
 

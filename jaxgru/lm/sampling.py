@@ -564,7 +564,7 @@ def _kth_largest_by_bisection(x: Float[Array, "B V"], k: int) -> Float[Array, "B
     ordered = jnp.where(bits & sign, ~bits, bits | sign)
 
     def next_bit(i: Array, largest: Array) -> Array:
-        candidate = largest | (sign >> i.astype(unsigned))
+        candidate = largest | (sign >> jnp.asarray(i, unsigned))
         num_reaching = jnp.sum(ordered >= candidate, axis=-1, keepdims=True)
         return jnp.where(num_reaching >= k, candidate, largest)
 

@@ -199,6 +199,23 @@ def test_equinox(reverse):
     alike(equinox_nn.unroll(cell, X[0], first, reverse=reverse)[1], states[0][0])
 
 
+class Halved(eqx.Module):
+    """Half of a matrix, as what takes the place of a weight: a product that is not an array."""
+
+    matrix: jax.Array
+
+    def __matmul__(self, x):
+        return 0.5 * (self.matrix @ x)
+
+
+def test_equinox_with_a_replaced_weight():
+    cell = equinox_cell("GRUCell")
+    halved = eqx.tree_at(lambda cell: cell.weight_hh, cell, replace_fn=Halved)
+    plain = eqx.tree_at(lambda cell: cell.weight_hh, cell, replace_fn=lambda weight: weight / 2)
+    state = jnp.zeros((3, 6))
+    alike(equinox_nn.unroll(halved, X, state), equinox_nn.unroll(plain, X, state))
+
+
 class Summing(hk.RNNCore):
     """A toy core: its input is a number, its outputs are a dict, and it has no parameters."""
 

@@ -379,9 +379,10 @@ def test_what_is_no_parameters(what):
 
 
 def test_without_jit():
-    """`JAX_DISABLE_JIT=1`: greedy tokens are the likeliest of `apply`."""
+    """`JAX_DISABLE_JIT=1`: the same tokens, greedy ones and drawn ones."""
     params = perturbed(KINDS["gru"])
-    run = partial(jaxgru.lm.generate, params, jax.random.key(0), TOKENS[:, :2], 2, temperature=0)
-    expected = run()[0]
-    with jax.disable_jit():
-        np.testing.assert_array_equal(run()[0], expected)
+    run = partial(jaxgru.lm.generate, params, jax.random.key(0), TOKENS[:, :2], 2)
+    for options in ({"temperature": 0}, {"top_k": 3, "top_p": 0.9}):
+        expected = run(**options)[0]
+        with jax.disable_jit():
+            np.testing.assert_array_equal(run(**options)[0], expected)
