@@ -15,7 +15,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
 from jaxgru.arrays import AnyArray
@@ -164,9 +163,10 @@ def from_equinox(cell: Any) -> AnyCell:
         if name not in static and weight is not None
     }
     for name, weight in weights.items():
-        if not isinstance(weight, jax.Array | np.ndarray):
-            # Equinox may well compute with it, for example by its `__matmul__`.
-            raise UnknownCell(f"the {name} of the cell is {type_name(weight)}, which is no array.")
+        if not eqx.is_array_like(weight) and hasattr(weight, "__matmul__"):
+            raise UnknownCell(
+                f"the {name} of the cell is {type_name(weight)}; it must be an array."
+            )
     return common.from_arrays(type_name(cell), storage, weights)
 
 

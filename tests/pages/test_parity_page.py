@@ -34,5 +34,5 @@ def test_the_tables_say_what_was_recorded():
     assert "| torchref | 4 | 2.0e-09 | 3.0e-05 |" in text
     assert "| one step | 3 | 30 | 2.0e-09 | 1.0e-06 | 3.0e-05 | 1.0e-06 |" in text
     assert "| outputs | 1 | 1 | = | 1.0e-06 | – | – |" in text
-    assert "| initial weights, against PyTorch's own draws | 2 | 5,000 | 0.250 |" in text
+    assert "| initial weights, against torchref's draws | 2 | 5,000 | 0.250 |" in text
     assert {name for _, name, *_ in TABLE.findall(parity.PAGE.read_text())} == {*tables}
