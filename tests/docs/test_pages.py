@@ -86,20 +86,24 @@ def check(page: Path, folder: Path, units: float = 1, without: str = "$^") -> No
         assert alike(drawn, (FIGURES / name).read_text(), 1e6)  # a pixel
 
 
-LONG = [
-    *(DOCS / "tutorials" / f"{name}.md" for name in ("gru_by_hand", "layer_in_your_model")),
-    DOCS / "from_pytorch.md",  # the tests of its library show the same
-]
+# PyTorch warns that this exporter is its older one, and of its own tracing
+OLDER_EXPORTER = pytest.mark.filterwarnings(
+    "ignore:You are using the legacy TorchScript", "ignore::Warning:torch"
+)
+LONG = {
+    DOCS / "tutorials" / "gru_by_hand.md": pytest.mark.slow,
+    DOCS / "tutorials" / "layer_in_your_model.md": pytest.mark.slow,
+    # The tests of its library show the same
+    DOCS / "from_pytorch.md": [pytest.mark.slow, OLDER_EXPORTER],
+}
 RUN = [
-    pytest.param(page, id=page.stem, marks=pytest.mark.slow if page in LONG else ())
+    pytest.param(page, id=page.stem, marks=LONG.get(page, ()))
     for page in PAGES
     if page != YOUR_OWN_TEXT
 ]
 
 
 @pytest.mark.parametrize("page", RUN)
-# PyTorch warns that from_pytorch's exporter is its older one, and of its own tracing
-@pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript", "ignore::Warning:torch")
 def test_the_code_prints_what_the_page_shows(page, corpus, tmp_path):
     check(page, tmp_path)
 
