@@ -28,6 +28,7 @@ from jaxgru.cells.carry import C, Carry, hidden, named
 from jaxgru.cells.layout import IN_ROWS, PLAIN, Layout
 from jaxgru.cells.products import Lookup, embed
 from jaxgru.cells.step_masks import StepMasks
+from jaxgru.printing import type_name
 from jaxgru.pytrees import described, exportable, is_array, options_of, sizes_of_fields
 
 Weights: TypeAlias = tuple[Array, ...]
@@ -114,9 +115,9 @@ class Cell(Generic[C]):
         def __init__(self, *values: Any, **fields: Any) -> None:
             """Refuse what only the method that `struct` writes takes: values of the fields."""
             if values or fields:
-                name = type(self).__name__
+                cell = type_name(self)
                 raise TypeError(
-                    f"{name} has no fields: write @jaxgru.cells.struct above its class."
+                    f"{cell} has no fields: write @jaxgru.cells.struct above its class."
                 )
 
     def sizes(self) -> tuple[int, int] | None:
@@ -137,10 +138,9 @@ class Cell(Generic[C]):
         """
         biases = getattr(self, "b", None)
         if biases is None:
-            name = type(self).__name__
             raise TypeError(
-                f"{name} has no field b, whose dtype would be that of its carry: define its "
-                "method zero_carry."
+                f"{type_name(self)} has no field b, whose dtype would be that of its carry: define "
+                "its method zero_carry."
             )
         return cast(C, jnp.zeros((batch_size, sizes(self)[1]), biases.dtype))
 

@@ -89,12 +89,12 @@ def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> An
     torch = import_torch()
     common.check_known(layers, "a PyTorch module")
     stacks = common.directions(layers)
-    _check_alike(stacks)
     state: dict[str, Any] = {}
     for i, level in enumerate(zip(*stacks, strict=True)):
         for p, direction in zip(level, ("", "_reverse"), strict=False):
             for field, array in _arrays(p).items():
                 state[f"{NAMES[field]}_l{i}{direction}"] = torch.from_numpy(array)
+    _check_alike(stacks)
     module = _empty_module(torch, stacks, batch_first)
     module.load_state_dict(state, assign=True)
     return module
@@ -102,13 +102,16 @@ def to_torch(layers: Layers | Sequence[Any], *, batch_first: bool = False) -> An
 
 def _check_alike(stacks: Sequence[Sequence[Any]]) -> None:
     """Raise an error unless one module can have these layers."""
-    kinds = {(type(p), sizes(p)[1], len(getattr(p, "P", ()))) for p in itertools.chain(*stacks)}
+    layers = [*itertools.chain(*stacks)]
+    kinds = {(type(p), sizes(p)[1], len(getattr(p, "P", ()))) for p in layers}
     if len(kinds) > 1:
-        seen = ", ".join(map(repr, itertools.chain(*stacks)))
+        seen = ", ".join(map(repr, layers))
         raise LibraryError(
             f"the layers are {seen}; those of a PyTorch module are of one kind and size."
         )
-    in_features, _ = sizes(stacks[0][0])
+    if len({p.activation for p in layers if isinstance(p, RNNCell)}) > 1:
+        raise LibraryError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
+    in_features, _ = sizes(layers[0])
     check_stack([*zip(*stacks, strict=True)], in_features)
 
 
@@ -122,10 +125,6 @@ def _empty_module(torch: ModuleType, stacks: Sequence[Sequence[Any]], batch_firs
         H = len(p.P)
     if isinstance(p, RNNCell):
         options["nonlinearity"] = p.activation
-        layers = itertools.chain(*stacks)
-        activations = {layer.activation for layer in layers if isinstance(layer, RNNCell)}
-        if len(activations) > 1:
-            raise LibraryError("some layers have tanh, some ReLU; a torch.nn.RNN has one for all.")
     modules: dict[type, Any] = {GRUCell: torch.nn.GRU, RNNCell: torch.nn.RNN}
     make = modules.get(type(p), torch.nn.LSTM)
     # No weights are drawn, which would move PyTorch's random generator.

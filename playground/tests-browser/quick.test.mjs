@@ -723,6 +723,7 @@ test("the worksheet is printed on one sheet", async () => {
   await page.getByRole("link", { name: "the worksheet" }).waitFor();
   const worksheet = await page.context().newPage();
   await worksheet.goto(`${server.address}worksheet.html`);
+  assert.equal(await worksheet.getByRole("table").getByRole("list").count(), 5); // a question's answers
   for (const format of ["A4", "Letter"]) {
     const file = await worksheet.pdf({ format, preferCSSPageSize: true });
     assert.equal(file.toString("latin1").match(/\/Type \/Page\b/g).length, 1);

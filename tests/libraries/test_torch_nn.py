@@ -275,6 +275,7 @@ test_refusals = pytest.mark.filterwarnings("ignore::FutureWarning")(
         (lambda: from_torch(module("gru", 3, 4, 1), cell="lstm"), "GRU is not that of cell='ls"),
         (lambda: to_torch([layer("gru after")] * 2), "below it has 6 features .* layer 1 takes"),
         (lambda: to_torch([layer("gru after"), layer("lstm", 6)]), "of one kind and size"),
+        (lambda: to_torch([layer("gru after"), {}]), "^dict cannot be converted: PyTorch has"),
         # What `from_torch` returns of two directions looks like a stack
         (lambda: unroll(both(), ones((2, 5, 3)).numpy()), of_two),
         (lambda: step(both(), ones((2, 3)).numpy(), ()), of_two),

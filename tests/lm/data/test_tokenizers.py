@@ -41,7 +41,8 @@ class TestCharacters:
         assert len(tokens) == tokenizer.num_characters(tokens, text) == len(text)
 
     @pytest.mark.parametrize("text, says", [
-        ("xaébx", "vocabulary of 3 characters lacks 'x', 'é'; leave them out or replace them, or"),
+        ("xaébx", "vocabulary of 3 characters lacks 'x', 'é'; leave them out or replace them, or "
+         "train with data.min_count 5 or data.tokenizer subwords.$"),
         ("abcdefghijklmnop", "lacks 'd', .*'m', …; "),  # of many, ten are named
     ])  # fmt: skip
     def test_unknown_characters_are_named(self, text, says):
